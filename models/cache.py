@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.tree import to_device
+from models.attention import Attend, choose_kernel, sdpa
 from models.positions import AxisPositions
 
 if TYPE_CHECKING:
@@ -27,16 +28,6 @@ ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that a
 def aligned(size: int) -> int:
     """Returns the smallest multiple of ALIGNMENT that is not less than size."""
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def choose_attention_kernels(device: torch.device) -> None:
-    """Switches cuDNN's attention off, for the whole process, if the device is a GPU.
-
-    cuDNN builds a plan for every shape it meets, tens of milliseconds each. The context grows with every
-    step, so the first image would build a plan per step. The memory-efficient kernel has no plans.
-    """
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +45,7 @@ class AttentionMetadata:
     context_len: int  # number of slots that attention reads; no node attends to a later one
     # Attention takes a call for each: rows of the pass, their rows of the cache, number of slots to read.
     calls: Sequence[tuple[slice, slice, int]]
+    kernel: Attend
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         """Writes the nodes' keys and values into a layer, then returns the nodes' attention [R * N, H * E].
@@ -73,11 +65,7 @@ class AttentionMetadata:
         by_call = []
         for own, cached, length in self.calls:
             pair, mask = store[cached, :, :, :length], self.mask[own, ..., :length]
-            by_call.append(
-                F.scaled_dot_product_attention(
-                    folded[own], pair[:, 0], pair[:, 1], attn_mask=mask, scale=scale
-                )
-            )
+            by_call.append(self.kernel(folded[own], pair[:, 0], pair[:, 1], mask, scale))
         # Row g * B + b of the pass is image b in branch g, and every call is for one image.
         mixed = by_call[0] if len(by_call) == 1 else torch.stack(by_call, dim=1).flatten(0, 1)
         mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
@@ -116,11 +104,13 @@ class KVCache:
         position: Tensor | None = None,
         head_groups: int = 1,
         axes: AxisPositions | None = None,
+        kernel: Attend = sdpa,
     ) -> None:
         """Makes a cache of store [L, R, 2, Hkv, C, E]. length [R] int64: number of committed slots of each
         row. position [R] int64: given if it differs from length. head_groups: G. axes: given if rotary
-        positions have three axes."""
+        positions have three axes. kernel: computes attention."""
         self.store, self.length, self.head_groups, self.axes = store, length, head_groups, axes
+        self.kernel = kernel
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
         rows, heads, capacity = store.shape[1], 2 * store.shape[3], store.shape[4]
@@ -141,19 +131,22 @@ class KVCache:
         device: torch.device,
         padded: bool = False,
         axes: AxisPositions | None = None,
+        few_shapes: bool = False,
     ) -> KVCache:
         """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, because
         attention reads them in this order.
 
         padded: the cache leaves out the padding of prefixes, so that positions run ahead of slots. On a GPU
-        zeros extend every head to a multiple of ALIGNMENT: other sizes have no fused kernel.
+        zeros extend every head to a multiple of ALIGNMENT: other sizes have no fused kernel. few_shapes:
+        passes over all rows are rounded up to few shapes.
         """
         heads = config.num_kv_heads
         size = config.head_dim if device.type == "cpu" else aligned(config.head_dim)
         store = torch.zeros(config.num_layers, rows, 2, heads, capacity, size, dtype=dtype, device=device)
         length = torch.zeros(rows, dtype=torch.int64, device=device)
         position = torch.zeros_like(length) if padded else None
-        return cls(store, length, position, config.num_heads // heads, axes)
+        kernel = choose_kernel(device, dtype, few_shapes)
+        return cls(store, length, position, config.num_heads // heads, axes, kernel)
 
     @property
     def capacity(self) -> int:
@@ -166,11 +159,12 @@ class KVCache:
         return self.store.device.type == "cpu"
 
     def row(self, index: int) -> KVCache:
-        """Returns the one-row cache over the same memory."""
+        """Returns the one-row cache over the same memory. A prompt may have any shape."""
         at = slice(index, index + 1)
         position = None if self.position is self.length else self.position[at]
         axes = None if self.axes is None else self.axes.row(at)
-        return type(self)(self.store[:, at], self.length[at], position, self.head_groups, axes)
+        kernel = choose_kernel(self.store.device, self.store.dtype, few_shapes=False)
+        return type(self)(self.store[:, at], self.length[at], position, self.head_groups, axes, kernel)
 
     def clear(self, rows: slice = slice(None)) -> None:
         """Empties the rows."""
@@ -235,6 +229,7 @@ class KVCache:
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
             calls=self._calls(lengths, context_len, tree_slots),
+            kernel=self.kernel,
         )
 
     def _rows(self, lengths: Sequence[int | None]) -> slice | Tensor:
@@ -315,5 +310,5 @@ class FlashCache(KVCache):
         plain = super().metadata(depths, ancestors, lengths)
         ends = (self.length + ancestors.shape[1]).to(torch.int32)
         return ChainMetadata(
-            plain.slots, plain.positions, plain.mask, plain.context_len, plain.calls, ends=ends
+            plain.slots, plain.positions, plain.mask, plain.context_len, plain.calls, plain.kernel, ends=ends
         )

@@ -149,7 +149,8 @@ class EagleDrafter:
         net.reserve(capacity)
         pack(net)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
-        self.cache = KVCache.allocate(replace(config, num_layers=1), rows, capacity, dtype, self.device)
+        one_layer, few = replace(config, num_layers=1), target.few_shapes
+        self.cache = KVCache.allocate(one_layer, rows, capacity, dtype, self.device, few_shapes=few)
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         for branch, features in enumerate(prefix.features):

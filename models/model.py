@@ -17,7 +17,7 @@ from adt_tree.method import Demand
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
-from models.cache import FlashCache, choose_attention_kernels
+from models.cache import FlashCache
 from models.checkpoint.meta_init import build
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
@@ -57,9 +57,6 @@ class Model:
     deterministic: bool = False  # a code's distribution does not depend on the other nodes of the pass
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
     compiled: bool = False  # torch.compile compiles the target's layers; only with graphs, which pad its rows
-
-    def __post_init__(self) -> None:
-        choose_attention_kernels(self.device)
 
     @property
     def name(self) -> str:

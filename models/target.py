@@ -152,8 +152,8 @@ class ARTarget:
         axes = None
         if config.rope_sections:
             axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)
-        padded = config.padded_prefix
-        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes)
+        padded, few = config.padded_prefix, self.few_shapes
+        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Takes one pass per guidance branch. Raises ValueError for a prompt longer than max_prompt."""

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.cache import ALIGNMENT, AttentionMetadata, KVCache, choose_attention_kernels
+from models.attention import choose_kernel, cudnn, memory_efficient, sdpa
+from models.cache import ALIGNMENT, AttentionMetadata, KVCache
 from models.target import chain_mask
 from models.transformer import DecoderConfig, attend_densely
 from tests.decoding import CPU
@@ -132,13 +133,13 @@ def test_heads_are_padded_off_the_cpu() -> None:
     assert sizes == {"cpu": 100, "meta": 104}
 
 
-def test_cudnns_attention_is_switched_off_on_cuda() -> None:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        torch.backends.cuda.enable_cudnn_sdp(True)
-        choose_attention_kernels(CPU)
-        assert torch.backends.cuda.cudnn_sdp_enabled()
-        choose_attention_kernels(torch.device("cuda"))
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+def test_the_kernel_follows_device_type_and_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN plans for every shape, so it computes only what is rounded up to few of them."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    cuda, half, full = torch.device("cuda"), torch.bfloat16, torch.float32
+    for capability, expected in (((9, 0), cudnn), ((7, 5), memory_efficient)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, value=capability: value)
+        assert choose_kernel(cuda, half, few_shapes=True) is expected
+    assert choose_kernel(cuda, half, few_shapes=False) is memory_efficient
+    assert choose_kernel(cuda, full, few_shapes=True) is memory_efficient
+    assert choose_kernel(CPU, half, few_shapes=True) is sdpa
