@@ -70,7 +70,7 @@ def dispatch(argv: Sequence[str]) -> None:
     if name != "train_emoji":
         command.run(command.Options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
         return
-    prog, stages = "main.py train_emoji", {name: stage.__doc__ for name, stage in command.STAGES.items()}
+    prog, stages = "main.py train_emoji", command.STAGES
     if not argv[1:] or argv[1] in ("-h", "--help"):
         print(overview(prog, stages))
         return

@@ -26,6 +26,6 @@ emoji prompts --num_prompts 5000
 "$python" main.py generate_train_data --prompt "$work/drafter_prompts.txt" --output_dir "$work/drafter_data"
 "$python" main.py train_drafter --config configs/emoji-drafter.yaml --data_dir "$work/drafter_data" \
   --save_dir "$work/drafter" --export ckpts/emoji/drafter
-emoji export  # a second time, so that the model card contains the measured figures
+emoji export  # a second time, so that checksums.json covers the drafter
 rm -rf "$work/contact"
 PYTHON=$python bash scripts/contact_sheet.sh "$work/contact" "$work/contact.jpg"

@@ -15,7 +15,7 @@ from adt_tree.sampling import Sampling
 from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
-from cli.train_emoji import STAGES
+from cli.train_emoji import STAGES, stage_of
 from main import COMMANDS, module_of
 
 
@@ -227,7 +227,7 @@ def test_bad_config_files(tmp_path: Path, text: str | bytes | None, named: str) 
 def test_every_option_is_explained_and_states_its_default(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = STAGES[name] if name in STAGES else module_of(name).Options
+    command = stage_of(name).Options if name in STAGES else module_of(name).Options
     with pytest.raises(SystemExit):
         command.parse(["--help"], f"main.py {name}", COMMANDS.get(name, ""))
     text = capsys.readouterr().out

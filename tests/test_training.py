@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from adt_tree.errors import UserError
-from cli.train_emoji import STAGES, run
+from cli.train_emoji import run
 from models.codecs.vq import VQConfig
-from training.emoji import bpe, card, data, pictures, recognise, target, tokenizer
+from training.emoji import bpe, data, pictures, recognise, target, tokenizer
 
 STYLES = ["noto", "twemoji", "fluent"]
 NUM_CODES = 16
@@ -210,7 +210,7 @@ def test_packing_labels_every_code_once(work: Path) -> None:
 
 def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt has the same loss alone and beside a long one."""
-    options = STAGES["target"].parse(["--work_dir", str(work), *SHAPE])
+    options = target.Options.parse(["--work_dir", str(work), *SHAPE])
     trainer = target.Trainer(options, torch.device("cpu"))
     _, codes = trainer.codes.sample("validation", 2)
     texts = ["noto emoji of red heart, warm", ""]
@@ -297,22 +297,6 @@ def check_export(work: Path, trained: dict) -> None:
     with torch.no_grad():
         expected = theirs.lm_head(theirs.model(input_ids=tokens).last_hidden_state)
         torch.testing.assert_close(ours.head(ours.causal(tokens)), expected, atol=1e-4, rtol=1e-4)
-    text = (work / "ckpt" / "README.md").read_text()
-    assert "| new placements of trained pairs |" in text
-    assert f"| tokenizer | {card.NOT_MEASURED} |" not in text
-    assert f"| recognised | {card.NOT_MEASURED} |" in text and "saw\n176 pictures" in text
-
-
-def test_the_model_card_tells_how_the_drafter_was_trained(tmp_path: Path) -> None:
-    for folder in ("drafter", "drafter_data"):
-        (tmp_path / folder).mkdir()
-    row = {"step": 40, "spent_s": 120.0, "agreement": [0.5, 0.25]}
-    (tmp_path / "drafter" / "log.jsonl").write_text('{"step": 1}\n' + json.dumps(row) + "\n")
-    index = {"shards": [{"images": [{}] * 64}, {"images": [{}] * 3}]}
-    (tmp_path / "drafter_data" / "index.json").write_text(json.dumps(index))
-    label, value, command = card.drafter_rows(tmp_path)[0]
-    assert label.endswith("levels 1 to 2") and value == "0.500, 0.250"
-    assert "(67 images, 40 steps, 2 min)" in command
 
 
 def test_tokenizer_trains_and_resumes(work: Path) -> None:
@@ -325,24 +309,6 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
     rows = log(work, "tokenizer")
     assert [row["rate"] for row in rows] == [0.0, 8.0] and rows[-1]["white_nats"] >= 0
-
-
-def test_tokenizer_starts_from_a_checkpoint(work: Path) -> None:
-    """It starts at the full rate, from the checkpoint's weights. A folder that is no checkpoint is
-    refused."""
-    pytest.importorskip("efficientnet_lite_pytorch")
-    train(work, "--max_pictures", "4")
-    before = torch.load(work / "tokenizer.pt", weights_only=True)["model"]
-    stage("export", work, "--out", work / "export")
-    (work / "tokenizer.pt").unlink()
-    start = [*VQGAN, *"--learning_rate 1e-9 --seed 7 --start".split()]
-    with pytest.raises(UserError, match="--start"):
-        stage("tokenizer", work, *start, work, "--max_steps", "5")
-    stage("tokenizer", work, *start, work / "export", "--max_steps", "5")
-    after = torch.load(work / "tokenizer.pt", weights_only=True)
-    assert after["step"] == 5 and after["drawn"] <= 2 + 64 + 256
-    torch.testing.assert_close(after["model"]["encoder.conv_in.weight"], before["encoder.conv_in.weight"],
-                               atol=1e-3, rtol=1e-2)  # fmt: skip
 
 
 def test_recognition_ranks_names_by_their_most_similar_view() -> None:

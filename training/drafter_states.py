@@ -18,7 +18,6 @@ import torch
 
 from adt_tree.errors import refuse_other
 from models.checkpoint.files import reading, replacing
-from training.loop import save_checkpoint
 
 TRAINER = "trainer.pt"
 LOG = "log.jsonl"
@@ -48,7 +47,8 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
     part.mkdir(parents=True)
     try:
         write(part)
-        save_checkpoint(part / TRAINER, dict(payload))
+        with replacing(part / TRAINER) as file, file.open("wb") as stream:
+            torch.save(dict(payload), stream)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -9,15 +9,24 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from cli.parser import declare, option
 from training.emoji.data import read_captions
+from training.emoji.stage import StageOptions
 
 IMAGE_FIRST = 4
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 AFTER_IMAGE = ("<eoss>", "<racm3:break>", "<reserved08706>", "<reserved08707>", "<reserved08799>")
+
+
+@declare
+class Options(StageOptions):
+    """vocabulary"""
+
+    num_embeddings: int = option("number of image codes", 1024, unit="CODES", least=1)
+    vocab_size: int = option("size of the vocabulary, image codes included", 2816, unit="TOKENS", least=1)
 
 
 class Layout:
@@ -78,17 +87,17 @@ def chameleon_layout(trained: dict, num_codes: int, vocab_size: int) -> dict:
     return trained
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Trains on all captions and writes text_tokenizer.json."""
-    work = Path(args.work_dir)
+    work = Path(options.work_dir)
     rows = read_captions(work)
     texts = [caption(row["style"], row["name"], row["keywords"]) for row in rows]
     # Names weigh more than keywords, and follow a space here as they do in captions.
     texts += [f" {row['name']}" for row in rows for _ in range(3)]
-    text_size = args.vocab_size - Layout(args.num_embeddings).text_first
-    trained = chameleon_layout(train_text(texts, text_size), args.num_embeddings, args.vocab_size)
+    text_size = options.vocab_size - Layout(options.num_embeddings).text_first
+    trained = chameleon_layout(train_text(texts, text_size), options.num_embeddings, options.vocab_size)
     (work / "text_tokenizer.json").write_text(json.dumps(trained, ensure_ascii=False) + "\n")
     tokenizer = Tokenizer.from_file(str(work / "text_tokenizer.json"))
     lengths = [len(tokenizer.encode(caption(row["style"], row["name"], []))) for row in rows]
-    print(json.dumps({"vocab_size": args.vocab_size, "mean_caption_tokens": sum(lengths) / len(lengths),
+    print(json.dumps({"vocab_size": options.vocab_size, "mean_caption_tokens": sum(lengths) / len(lengths),
                       "max_caption_tokens": max(lengths)}))  # fmt: skip

@@ -16,14 +16,15 @@ import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
 from adt_tree.errors import UserError
+from cli.parser import declare, option
 from models.checkpoint.files import reading, write_json
+from training.emoji.stage import StageOptions
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
@@ -50,6 +51,17 @@ DROPPED_WORDS = frozenset(
     "love department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine "
     "dolls behind cableway minibus trolleybus melting".split()
 )
+
+
+@declare
+class Options(StageOptions):
+    """data"""
+
+    styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
+    max_names: int = option("emoji names to use, spread over the subgroups; 0: all", 140, unit="N", least=0)
+    image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", least=16, most=256)
+    num_held_out: int = option("number of (style, name) pairs left out of training", 24, unit="N", least=0)
+    seed: int = option("seed of the choice of held-out pairs", 0, unit="SEED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +119,7 @@ def read_entries(tarball: Path) -> list[Entry]:
     return entries
 
 
-def choose(entries: list[Entry], icons: dict[str, dict], args: Any) -> list[Entry]:
+def choose(entries: list[Entry], icons: dict[str, dict], options: Options) -> list[Entry]:
     """Returns the entries that all styles have, at most as many of each subgroup as SUBGROUPS says.
 
     If there are more than --max_names, evenly spaced entries are dropped, but no pinned ones.
@@ -116,12 +128,16 @@ def choose(entries: list[Entry], icons: dict[str, dict], args: Any) -> list[Entr
     for entry in entries:
         words = set(entry.name.replace("-", " ").split())
         full = count.get(entry.subgroup, 0) >= SUBGROUPS.get(entry.subgroup, 0)
-        if full or words & DROPPED_WORDS or not all(entry.hexcode in icons[style] for style in args.styles):
+        if (
+            full
+            or words & DROPPED_WORDS
+            or not all(entry.hexcode in icons[style] for style in options.styles)
+        ):
             continue
         count[entry.subgroup] += 1
         chosen.append(entry)
     pinned = {name for _, name in PINNED}
-    surplus = len(chosen) - args.max_names if args.max_names else 0
+    surplus = len(chosen) - options.max_names if options.max_names else 0
     if surplus > 0:
         free = [entry for entry in chosen if entry.name not in pinned]
         drop = {free[(2 * i + 1) * len(free) // (2 * surplus)].name for i in range(surplus)}
@@ -190,28 +206,30 @@ def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
     return record
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Writes originals.npy, captions.jsonl, licences.json and checksums.json."""
-    if args.image_size % 4:
-        raise UserError(f"--image_size {args.image_size}: give a multiple of 4")
-    work = Path(args.work_dir)
+    if options.image_size % 4:
+        raise UserError(f"--image_size {options.image_size}: give a multiple of 4")
+    work = Path(options.work_dir)
     work.mkdir(parents=True, exist_ok=True)
     cache = work / "npm"
-    icons = {style: load_icons(fetch(STYLES[style], cache)) for style in args.styles}
-    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, args)
-    limit = len(entries) if len(args.styles) > 1 else 0  # a name must be trained on in another style
-    if args.num_held_out > limit:
-        raise UserError(f"--num_held_out {args.num_held_out}: give 0 to {limit} with these --styles")
-    held_out = held_out_pairs([entry.name for entry in entries], args.styles, args.num_held_out, args.seed)
+    icons = {style: load_icons(fetch(STYLES[style], cache)) for style in options.styles}
+    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, options)
+    limit = len(entries) if len(options.styles) > 1 else 0  # a name must be trained on in another style
+    if options.num_held_out > limit:
+        raise UserError(f"--num_held_out {options.num_held_out}: give 0 to {limit} with these --styles")
+    held_out = held_out_pairs(
+        [entry.name for entry in entries], options.styles, options.num_held_out, options.seed
+    )
     originals, lines = [], []
     for entry in tqdm(entries, desc="rasterise", unit="name"):
-        for style in args.styles:
+        for style in options.styles:
             split = "held_out" if (style, entry.name) in held_out else "train"
             row = {"index": len(lines), "style": style, "name": entry.name, "keywords": entry.keywords,
                    "subgroup": entry.subgroup, "split": split}  # fmt: skip
             lines.append(json.dumps(row))
-            originals.append(rasterise(icons[style][entry.hexcode], OVERSAMPLING * args.image_size))
-    licences = licence_record(args.styles, cache)
+            originals.append(rasterise(icons[style][entry.hexcode], OVERSAMPLING * options.image_size))
+    licences = licence_record(options.styles, cache)
     np.save(work / "originals.npy", np.stack(originals))
     (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
     write_json(work / "licences.json", licences)

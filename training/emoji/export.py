@@ -1,4 +1,4 @@
-"""Writes the trained parts as a checkpoint in transformers' Chameleon layout, with a model card."""
+"""Writes the trained parts as a checkpoint in transformers' Chameleon layout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -14,17 +13,25 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from adt_tree.errors import UserError
+from cli.parser import declare, option
 from models.checkpoint.files import write_json
 from models.layouts.llama import decoder_names, scatter
 from models.transformer import DecoderConfig
 from training.emoji.bpe import Layout, image_token
-from training.emoji.card import model_card
 from training.emoji.data import sha256
 from training.emoji.restore import STATE, write_state
+from training.emoji.stage import StageOptions
 from training.emoji.target import newest
 from training.emoji.tokenizer import VQ
 
 SHARD_BYTES = 16_000_000
+
+
+@declare
+class Options(StageOptions):
+    """checkpoint"""
+
+    out: str = option("folder of the checkpoint", "ckpts/emoji", unit="DIR")
 
 
 def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
@@ -69,9 +76,9 @@ def write_shards(state: dict[str, Tensor], out: Path) -> None:
             path.replace(out / path.name)
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Writes the checkpoint from the files of the other stages."""
-    work, out = Path(args.work_dir), Path(args.out)
+    work, out = Path(options.work_dir), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     target = torch.load(work / newest(work), map_location="cpu", weights_only=True)
     tokenizer = torch.load(work / "tokenizer.pt", map_location="cpu", weights_only=True)
@@ -90,7 +97,6 @@ def run(args: Any) -> None:
     write_json(out / "config.json", model_config(shape, tokenizer["config"], vocab))
     generation = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "use_cache": True}
     write_json(out / "generation_config.json", generation)
-    (out / "README.md").write_text(model_card(work, target, tokenizer, args))
     sums = json.loads((work / "checksums.json").read_text())
     others = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
     files = [*shards, *sorted(out.glob("drafter/*")), *others]

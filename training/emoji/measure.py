@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from cli.parser import declare, option
 from training.emoji import target
 from training.emoji.pictures import Pictures
+from training.emoji.stage import load_checkpoint, use_device
 from training.emoji.tokenizer import Tokenizer, figures
-from training.loop import load_checkpoint, use_device, write_figures
 
 
-def run(args: Any) -> None:
-    """Prints and stores the figures of the parts that --of names. The decayed target is measured if there is
-    one, else the stable one."""
-    device, work = use_device(args), Path(args.work_dir)
-    if "tokenizer" in args.of:
-        pictures = Pictures(work)
-        fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(args.num_pictures))))
-        write_figures(work, "tokenizer", figures(Tokenizer.load(work, device), fresh))
-    if "target" in args.of:
-        trainer = target.Trainer(args, device)
-        name = target.newest(work)
-        trainer.resume(load_checkpoint(work / name), name)
-        state = {"file": name, "trained_pictures": trainer.num_pictures, "trained_s": round(trainer.spent_s)}
-        write_figures(work, "target", {**state, **trainer.validation(args.num_pictures)})
+@declare
+class Options(target.Options):
+    """measurement"""
+
+    num_pictures: int = option("pictures of each stream, such as held-out pairs", 384, unit="N", least=1)
+
+
+def run(options: Options) -> None:
+    """Prints the figures as one JSON document, those of the decayed target if there is one."""
+    device, work = use_device(options), Path(options.work_dir)
+    pictures = Pictures(work)
+    fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(options.num_pictures))))
+    trainer, name = target.Trainer(options, device), target.newest(work)
+    trainer.resume(load_checkpoint(work / name), name)
+    state = {"file": name, "trained_pictures": trainer.num_pictures, "trained_s": round(trainer.spent_s)}
+    losses = trainer.validation(options.num_pictures)
+    print(
+        json.dumps({"tokenizer": figures(Tokenizer.load(work, device), fresh), "target": {**state, **losses}})
+    )

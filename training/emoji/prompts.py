@@ -9,13 +9,23 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
+from cli.parser import declare, option
 from training.emoji.bpe import caption
 from training.emoji.pictures import Pictures
+from training.emoji.stage import StageOptions
 
 NUM_PAIRS = 8  # trained pairs in the bench, and in the development prompts; each has as many held-out pairs
 NUM_CONTACT = 40  # trained pairs on the contact sheet, which shows all held-out pairs after them
+
+
+@declare
+class Options(StageOptions):
+    """prompt files"""
+
+    out_dir: str = option("folder of the prompt files", "configs", unit="DIR")
+    num_prompts: int = option("prompts in WORK_DIR/drafter_prompts.txt", 5000, unit="N", least=1)
+    num_kept: int = option("how many of these to write to OUT_DIR as well", 800, unit="N", least=0)
 
 
 def prompts_by_file(pictures: Pictures) -> dict[str, list[str]]:
@@ -35,13 +45,13 @@ def prompts_by_file(pictures: Pictures) -> dict[str, list[str]]:
     }
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Writes the files, one prompt per line. The drafter's prompts are those of a stream of pictures."""
-    work, out = Path(args.work_dir), Path(args.out_dir)
+    work, out = Path(options.work_dir), Path(options.out_dir)
     pictures = Pictures(work)
-    drafter_prompts = [picture.text for picture in pictures.plan("drafter", range(args.num_prompts))]
+    drafter_prompts = [picture.text for picture in pictures.plan("drafter", range(options.num_prompts))]
     files = {out / name: texts for name, texts in prompts_by_file(pictures).items()}
-    files[out / "emoji_drafter_prompts.txt"] = drafter_prompts[: args.num_kept]
+    files[out / "emoji_drafter_prompts.txt"] = drafter_prompts[: options.num_kept]
     files[work / "drafter_prompts.txt"] = drafter_prompts
     for path, texts in files.items():
         path.write_text("\n".join(texts) + "\n", encoding="utf-8")

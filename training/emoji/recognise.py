@@ -8,9 +8,9 @@ upper bound. Dimensions: N pictures, P pixels a side, F features.
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +19,31 @@ from torch.nn import functional as F
 
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from models.spec import LoadOptions
+from cli.parser import declare, option
+from models.spec import PRECISIONS, LoadOptions
 from training.emoji.bpe import caption
 from training.emoji.losses import efficientnet
 from training.emoji.pictures import Pictures, place, sample_jitter
+from training.emoji.stage import StageOptions
 from training.emoji.tokenizer import Tokenizer
-from training.loop import write_figures
 
 BATCH_SIZE = 64  # pictures generated at once
 VIEWS = 8
 SIDE = 128  # pixels to which pictures are resized for the network
+
+
+@declare
+class Options(StageOptions):
+    """recognition"""
+
+    model_path: str = option("exported checkpoint", "ckpts/emoji", unit="DIR")
+    cfg: float = option("guidance scale; 1: none", 3.0, unit="SCALE", least=0, most=100)
+    temperature: float = option("0: greedy", 1.0, unit="T", least=0, most=100)
+    precision: str = option("data type of weights and activations", "fp32", choices=PRECISIONS)
+    threads: int = option("torch threads", 2, unit="N", least=1)
+    seed: int = option("seed of the first picture; each next picture takes the next seed", 0, unit="SEED")
+    num_pictures: int = option("pictures of trained pairs", 200, unit="N", least=1)
+    num_held_out: int = option("pictures of held-out pairs", 96, unit="N", least=1)
 
 
 @torch.no_grad()
@@ -74,25 +89,25 @@ def summary(ranks: list[int]) -> dict[str, float]:
             "top5": sum(rank < 5 for rank in ranks) / count}  # fmt: skip
 
 
-def generate(texts: list[str], args: Any) -> np.ndarray:
+def generate(texts: list[str], options: Options) -> np.ndarray:
     """Returns a picture of the exported checkpoint for each text, uint8 [N, P, P, 3], by the AR baseline."""
-    options = LoadOptions(args.model_path, need_drafter=False)
-    pipe = Pipeline.from_pretrained("emoji", device="cpu", precision=args.precision, options=options)
-    sampling = Sampling(temperature=args.temperature, guidance=args.cfg)
-    return np.stack(pipe(texts, "ar", sampling=sampling, seed=args.seed, batch_size=BATCH_SIZE).images)
+    options = LoadOptions(options.model_path, need_drafter=False)
+    pipe = Pipeline.from_pretrained("emoji", device="cpu", precision=options.precision, options=options)
+    sampling = Sampling(temperature=options.temperature, guidance=options.cfg)
+    return np.stack(pipe(texts, "ar", sampling=sampling, seed=options.seed, batch_size=BATCH_SIZE).images)
 
 
-def run(args: Any) -> None:
-    """Prints the figures and stores them for the model card."""
-    torch.set_num_threads(args.threads)
-    work = Path(args.work_dir)
-    pictures, rng = Pictures(work), random.Random(f"recognise/{args.seed}")
+def run(options: Options) -> None:
+    """Prints the figures as one JSON document."""
+    torch.set_num_threads(options.threads)
+    work = Path(options.work_dir)
+    pictures, rng = Pictures(work), random.Random(f"recognise/{options.seed}")
     tokenizer = Tokenizer.load(work, torch.device("cpu"))
     views, names = gallery(pictures)
-    rows = rng.choices(pictures.of_split("train"), k=args.num_pictures)
+    rows = rng.choices(pictures.of_split("train"), k=options.num_pictures)
     held_out = pictures.of_split("held_out")
-    rows += [held_out[i % len(held_out)] for i in range(args.num_held_out if held_out else 0)]
-    generated = generate([caption(row["style"], row["name"], []) for row in rows], args)
+    rows += [held_out[i % len(held_out)] for i in range(options.num_held_out if held_out else 0)]
+    generated = generate([caption(row["style"], row["name"], []) for row in rows], options)
     placed = np.stack(
         [place(pictures.originals[row["index"]], sample_jitter(row["name"], rng)) for row in rows]
     )
@@ -100,8 +115,8 @@ def run(args: Any) -> None:
     result = {}
     for label, images in (("generated", generated), ("originals_through_codes", reconstructed)):
         by_picture = ranks(embed(images), rows, views, names)
-        result[label] = summary(by_picture[: args.num_pictures])
+        result[label] = summary(by_picture[: options.num_pictures])
         if held_out:
-            result[f"{label}_held_out"] = summary(by_picture[args.num_pictures :])
-    settings = {"cfg": args.cfg, "temperature": args.temperature, "seed": args.seed}
-    write_figures(work, "recognised", {**settings, **result})
+            result[f"{label}_held_out"] = summary(by_picture[options.num_pictures :])
+    settings = {"cfg": options.cfg, "temperature": options.temperature, "seed": options.seed}
+    print(json.dumps({**settings, **result}))

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from adt_tree.errors import UserError
+from cli.parser import declare, option
 from models.checkpoint.files import replacing
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig
 from models.layouts.llama import decoder_names, gather
 from models.transformer import DecoderConfig
 from training.emoji.codes import digest
+from training.emoji.stage import StageOptions, save_checkpoint
 from training.emoji.target import STABLE
-from training.emoji.tokenizer import Tokenizer, load_exported
-from training.loop import save_checkpoint
+from training.emoji.tokenizer import VQ, Tokenizer
 
 STATE = "training_state.safetensors"  # file of the exported folder with values that only training needs
 # "drawn" is the number of the next picture in the stream. The name is kept for stored files.
 TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
+
+
+@declare
+class Options(StageOptions):
+    """checkpoint"""
+
+    start: str = option("folder that `train_emoji export` wrote", "ckpts/emoji", unit="DIR")
 
 
 def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
@@ -41,12 +48,12 @@ def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
         save_file({"count": tokenizer["book"]["count"]}, part, {"kept": json.dumps(counters)})
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Writes tokenizer.pt and target.pt.
 
     Raises UserError if the work folder has one of them already, or if the checkpoint has no training state.
     """
-    work, folder = Path(args.work_dir), Path(args.start)
+    work, folder = Path(options.work_dir), Path(options.start)
     for name in ("tokenizer.pt", STABLE):
         if (work / name).exists():
             raise UserError(f"{work / name} exists: remove it, or give another --work_dir")
@@ -56,12 +63,13 @@ def run(args: Any) -> None:
         count, counters = file.get_tensor("count"), json.loads(file.metadata()["kept"])
     config = counters["tokenizer"]["config"]
     tokenizer = Tokenizer(VQConfig(**config), counters["tokenizer"]["rate"], torch.device("cpu"))
-    load_exported(tokenizer.model, folder)
+    exported = read_weights(folder)
+    tokenizer.model.load_state_dict(dict(exported.below(VQ)))
     tokenizer.book.load_state_dict({"count": count, "total": tokenizer.book.weight * count[:, None]})
     state = {"model": tokenizer.model.state_dict(), "book": tokenizer.book.state_dict()}
     work.mkdir(parents=True, exist_ok=True)
     save_checkpoint(work / "tokenizer.pt", {**state, **counters["tokenizer"]})
-    weights = read_weights(folder).placed(torch.device("cpu"), torch.float32)
+    weights = exported.placed(torch.device("cpu"), torch.float32)
     shape = DecoderConfig(**counters["target"]["config"])
     decoder = gather(weights, decoder_names(shape), shape)
     start = {"codes": digest(tokenizer), "decay_from": None, "fresh_from": counters["target"]["step"]}

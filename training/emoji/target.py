@@ -16,7 +16,6 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer as TextTokenizer
@@ -25,13 +24,14 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from adt_tree.errors import UserError
+from cli.parser import declare, option
 from models.checkpoint.files import append_line
 from models.transformer import Decoder, DecoderConfig
 from training.emoji.bpe import IMAGE_FIRST, Layout, caption
 from training.emoji.codes import Codes
 from training.emoji.pictures import Picture, Pictures
+from training.emoji.stage import Every, TrainedOptions, load_checkpoint, save_checkpoint, use_device
 from training.emoji.tokenizer import Tokenizer
-from training.loop import Every, load_checkpoint, save_checkpoint, use_device
 from training.muon import muon_and_adamw
 
 BOS = 0
@@ -41,6 +41,34 @@ WARMUP = 100  # steps
 LOG = "losses_target.jsonl"
 STREAM = "train0"  # name of the stream of training pictures, on which every picture depends
 STABLE, DECAYED = "target.pt", "target_decayed.pt"
+
+
+@declare
+class Options(TrainedOptions):
+    """target"""
+
+    max_pictures: int = option("pictures to train on, earlier runs included", 300_000, unit="N", least=1)
+    decay_pictures: int = option(
+        "further pictures, on which a copy, target_decayed.pt, is trained while its learning rates fall to 0",
+        0,
+        unit="N",
+        least=0,
+    )
+    precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
+    compile: bool = option("use torch.compile, which takes a minute at the start", False)
+    validate_minutes: float = option("time between validations", 10, unit="MIN", least=0)
+    batch_size: int = option("pictures per step", 16, unit="N", least=1)
+    muon_lr: float = option("learning rate of hidden matrices", 6e-3, unit="LR", above=0)
+    adam_lr: float = option("learning rate of embedding, head and norms", 3e-3, unit="LR", above=0)
+    weight_decay: float = option("a step shrinks hidden matrices by W * muon_lr", 0.02, unit="W", least=0)
+    dropped: float = option(
+        "share of prompts that training replaces by an empty one", 0.1, unit="SHARE", least=0, most=1
+    )
+    hidden_size: int = option("width of the decoder", 256, unit="N", least=1)
+    num_layers: int = option("layers of the decoder", 10, unit="N", least=1)
+    num_heads: int = option("attention heads of a layer", 4, unit="N", least=1)
+    intermediate_size: int = option("width of a layer's MLP", 704, unit="N", least=1)
+    max_positions: int = option("longest sequence, in tokens", 512, unit="N", least=1)
 
 
 class Prompts:
@@ -102,30 +130,32 @@ def initialise(decoder: Decoder) -> None:
 class Trainer:
     """The data, the model, the optimisers and the progress of a run."""
 
-    def __init__(self, args: Any, device: torch.device) -> None:
-        work = Path(args.work_dir)
-        torch.manual_seed(args.seed)
-        self.args, self.device = args, device
+    def __init__(self, options: Options, device: torch.device) -> None:
+        work = Path(options.work_dir)
+        torch.manual_seed(options.seed)
+        self.options, self.device = options, device
         tokenizer = Tokenizer.load(work, device)
         self.num_codes = tokenizer.model.config.num_embeddings
         self.codes = Codes(work, Pictures(work), tokenizer)
         self.prompts = Prompts(work / "text_tokenizer.json", self.num_codes)
         config = DecoderConfig(
             vocab_size=self.prompts.tokenizer.get_vocab_size(),
-            hidden_size=args.hidden_size,
-            intermediate_size=args.intermediate_size,
-            num_layers=args.num_layers,
-            num_heads=args.num_heads,
-            max_positions=args.max_positions,
+            hidden_size=options.hidden_size,
+            intermediate_size=options.intermediate_size,
+            num_layers=options.num_layers,
+            num_heads=options.num_heads,
+            max_positions=options.max_positions,
             qk_norm=True,
         )
         self.decoder = Decoder(config)
         initialise(self.decoder)
         self.decoder.to(device)
-        self.half = args.precision == "bf16"
+        self.half = options.precision == "bf16"
         dtype = torch.bfloat16 if self.half else torch.float32
-        self.optimisers = muon_and_adamw(self.decoder, args.muon_lr, args.adam_lr, args.weight_decay, dtype)
-        self.loss = torch.compile(code_loss, dynamic=False) if args.compile else code_loss
+        self.optimisers = muon_and_adamw(
+            self.decoder, options.muon_lr, options.adam_lr, options.weight_decay, dtype
+        )
+        self.loss = torch.compile(code_loss, dynamic=False) if options.compile else code_loss
         self.step, self.spent_s = 0, 0.0
         self.next_picture = 0  # its number in the stream
         self.num_pictures = 0  # trained on, all runs together
@@ -170,16 +200,18 @@ class Trainer:
         rise = min((self.step - self.fresh_from + 1) / WARMUP, 1.0)
         if self.decay_from is None:
             return rise
-        return rise * max(1 - (self.num_pictures - self.decay_from) / self.args.decay_pictures, 0.0)
+        return rise * max(1 - (self.num_pictures - self.decay_from) / self.options.decay_pictures, 0.0)
 
     def train_step(self) -> float:
         """Updates the weights on the next pictures; returns the loss."""
-        batch, rng = self.args.batch_size, random.Random(f"{STREAM}/{self.next_picture}")
+        batch, rng = self.options.batch_size, random.Random(f"{STREAM}/{self.next_picture}")
         planned, codes = self.codes.batch(STREAM, self.next_picture, batch)
-        texts = ["" if rng.random() < self.args.dropped else picture.text for picture in planned]
+        texts = ["" if rng.random() < self.options.dropped else picture.text for picture in planned]
         tokens, labels = (part.to(self.device) for part in self.prompts.pack(texts, codes))
         factor = self.factor()
-        for optimiser, rate in zip(self.optimisers, (self.args.muon_lr, self.args.adam_lr), strict=True):
+        for optimiser, rate in zip(
+            self.optimisers, (self.options.muon_lr, self.options.adam_lr), strict=True
+        ):
             optimiser.zero_grad(set_to_none=True)
             optimiser.param_groups[0]["lr"] = rate * factor
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
@@ -196,7 +228,7 @@ class Trainer:
     @torch.no_grad()
     def mean_loss(self, texts: list[str], codes: Tensor) -> float:
         """Returns the loss, in nats per code, of codes [N, n] after the prompts `texts`."""
-        total, size = 0.0, self.args.batch_size
+        total, size = 0.0, self.options.batch_size
         for i in range(0, len(texts), size):
             tokens, labels = self.prompts.pack(texts[i : i + size], codes[i : i + size])
             loss = code_loss(self.decoder, tokens.to(self.device), labels.to(self.device), self.num_codes)
@@ -238,7 +270,7 @@ def newest(work: Path) -> str:
 
 def start(trainer: Trainer, work: Path) -> Path:
     """Loads the state to continue from, if there is one; returns the file to save to."""
-    if not trainer.args.decay_pictures:
+    if not trainer.options.decay_pictures:
         if saved := load_checkpoint(work / STABLE):
             trainer.resume(saved, STABLE)
         return work / STABLE
@@ -255,22 +287,22 @@ def start(trainer: Trainer, work: Path) -> Path:
 
 def ended(trainer: Trainer) -> bool:
     """Returns whether the run, or its decay, has seen all its pictures."""
-    args = trainer.args
+    options = trainer.options
     if trainer.decay_from is not None:
-        return trainer.num_pictures - trainer.decay_from >= args.decay_pictures
-    return trainer.num_pictures >= args.max_pictures
+        return trainer.num_pictures - trainer.decay_from >= options.decay_pictures
+    return trainer.num_pictures >= options.max_pictures
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Trains to --max_pictures, or to the end of the decay; writes the state and the log."""
-    device, work = use_device(args), Path(args.work_dir)
-    if args.restart:
+    device, work = use_device(options), Path(options.work_dir)
+    if options.restart:
         for name in (STABLE, DECAYED, LOG):
             (work / name).unlink(missing_ok=True)
-    trainer = Trainer(args, device)
+    trainer = Trainer(options, device)
     path = start(trainer, work)
     start_s, losses = time.monotonic() - trainer.spent_s, list[float]()
-    save, validate = Every(60 * args.checkpoint_minutes), Every(60 * args.validate_minutes)
+    save, validate = Every(60 * options.checkpoint_minutes), Every(60 * options.validate_minutes)
     with tqdm(desc="target", unit="step", initial=trainer.step) as bar:
         done = ended(trainer)
         while not done:

@@ -2,8 +2,7 @@
 
 Training begins unquantised. After --warmup_steps the codebook is initialised by k-means on the latents. From
 then on rare codes are penalised (Codebook.assign). The weight of this penalty is called the rate; it rises to
---rate over --rate_steps. With --start, the VQGAN of an exported checkpoint is trained further at the full
-rate.
+--rate over --rate_steps.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -21,20 +19,47 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from adt_tree.errors import CheckpointError, UserError, reason
+from adt_tree.errors import UserError
+from cli.parser import declare, option
 from models.checkpoint.files import append_line
-from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures
-from training.loop import Every, load_checkpoint, save_checkpoint, use_device
+from training.emoji.stage import Every, TrainedOptions, load_checkpoint, save_checkpoint, use_device
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # prefix of the VQGAN's tensors in a checkpoint
 CHUNK = 64  # pictures encoded or decoded at once
 WARMUP = 0.02  # share of the run over which the learning rate rises
 SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
+
+
+@declare
+class Options(TrainedOptions):
+    """VQ tokenizer"""
+
+    checkpoint_minutes: float = 2
+    minutes: float = option("training time, earlier runs included", 26, unit="MIN", above=0)
+    max_steps: int = option("stop at this step even if time is left; -1: never", -1, unit="N", least=-1)
+    batch_size: int = option("pictures per step", 8, unit="N", least=1)
+    learning_rate: float = option("highest learning rate", 2e-3, unit="LR", above=0)
+    perceptual: float = option("weight of the perceptual loss", 1.0, unit="W", least=0)
+    flat: float = option(
+        "weight of the loss that gives cells of the same flat colour the same vector", 0.5, unit="W", least=0
+    )
+    base_channels: int = option("channels of the first level", 32, unit="N", least=1)
+    channel_multiplier: tuple[int, ...] = option("width of each level", (1, 1, 2), unit="N", least=1)
+    num_embeddings: int = option("number of codes", 1024, unit="CODES", least=1)
+    embed_dim: int = option("width of a latent vector", 32, unit="N", least=1)
+    warmup_steps: int = option("steps before the codebook is used", 1200, unit="N", least=0)
+    rate_steps: int = option("steps over which --rate rises from 0", 600, unit="N", least=1)
+    rate: float = option(
+        "penalty of rare codes: a code's squared distance grows by X * -log(share of the code)",
+        8.0,
+        unit="X",
+        least=0,
+    )
 
 
 class Tokenizer:
@@ -107,58 +132,45 @@ def figures(tokenizer: Tokenizer, images: Tensor) -> dict[str, float]:
     }
 
 
-def load_exported(model: VQModel, folder: Path) -> None:
-    """Loads the VQGAN of an exported checkpoint into model. Raises UserError if its shape differs."""
-    try:
-        model.load_state_dict(dict(read_weights(folder).below(VQ)))
-    except (RuntimeError, CheckpointError) as error:
-        raise UserError(
-            f"--start {folder}: not a checkpoint of this VQGAN ({reason(error)}); "
-            "give a folder that `train_emoji export` wrote"
-        ) from None
-
-
 class Trainer:
     """The tokenizer, the optimiser, the random numbers and the progress of a run."""
 
-    def __init__(self, args: Any, pictures: Pictures, device: torch.device) -> None:
+    def __init__(self, options: Options, pictures: Pictures, device: torch.device) -> None:
         """Random numbers are generated on the CPU, so that they are the same on every device."""
-        torch.manual_seed(args.seed)
-        self.args, self.pictures = args, pictures
+        torch.manual_seed(options.seed)
+        self.options, self.pictures = options, pictures
         config = VQConfig(
-            base_channels=args.base_channels,
-            channel_multiplier=tuple(args.channel_multiplier),
+            base_channels=options.base_channels,
+            channel_multiplier=tuple(options.channel_multiplier),
             num_res_blocks=1,
-            embed_dim=args.embed_dim,
-            latent_channels=args.embed_dim,
-            num_embeddings=args.num_embeddings,
+            embed_dim=options.embed_dim,
+            latent_channels=options.embed_dim,
+            num_embeddings=options.num_embeddings,
             resolution=pictures.size,
         )
-        self.tokenizer = Tokenizer(config, args.rate, device)
+        self.tokenizer = Tokenizer(config, options.rate, device)
         self.perceptual = Perceptual().to(device, memory_format=torch.channels_last)
         weights = [p for p in self.tokenizer.model.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
-            weights, lr=args.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
+            weights, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
         )
-        self.rng = torch.Generator().manual_seed(args.seed)
+        self.rng = torch.Generator().manual_seed(options.seed)
         self.step, self.spent_s = 0, 0.0
         self.next_picture = 0  # its number in the stream
-        if args.start:
-            load_exported(self.tokenizer.model, Path(args.start))
-            self.step = args.warmup_steps + args.rate_steps
-            self.cluster(4)
 
     @property
     def rate(self) -> float:
         """The rate at this step: 0 during the warm-up, then rising to --rate."""
-        return self.args.rate * min(max(self.step - self.args.warmup_steps, 0) / self.args.rate_steps, 1.0)
+        return self.options.rate * min(
+            max(self.step - self.options.warmup_steps, 0) / self.options.rate_steps, 1.0
+        )
 
     def payload(self, spent_s: float) -> dict:
         """Returns the state that a resumed run and Tokenizer.load need."""
         model = self.tokenizer.model
         return {"model": model.state_dict(), "config": dataclasses.asdict(model.config),
-                "rate": self.args.rate, "book": self.tokenizer.book.state_dict(), "rng": self.rng.get_state(),
-                "drawn": self.next_picture,
+                "rate": self.options.rate, "book": self.tokenizer.book.state_dict(),
+                "rng": self.rng.get_state(), "drawn": self.next_picture,
                 "optimiser": self.optimiser.state_dict(), "step": self.step, "spent_s": spent_s}  # fmt: skip
 
     def resume(self, payload: dict) -> None:
@@ -184,22 +196,22 @@ class Trainer:
     def start_codebook(self) -> None:
         """Initialises the codes with random latents of new pictures, then by k-means."""
         vectors = self.tokenizer.latents(self.next_pictures(64)).flatten(0, 2)
-        rows = torch.randperm(len(vectors), generator=self.rng)[: self.args.num_embeddings]
+        rows = torch.randperm(len(vectors), generator=self.rng)[: self.options.num_embeddings]
         self.tokenizer.book.weight.copy_(vectors[rows])
         self.cluster(8)
 
     def train_step(self, factor: float) -> dict[str, float]:
         """Updates the weights at `factor` times the learning rate; returns the parts of the loss."""
         for group in self.optimiser.param_groups:
-            group["lr"] = self.args.learning_rate * factor
-        if self.step == self.args.warmup_steps:
+            group["lr"] = self.options.learning_rate * factor
+        if self.step == self.options.warmup_steps:
             self.start_codebook()
         tokenizer, book = self.tokenizer, self.tokenizer.book
-        targets = tokenizer.pixels(self.next_pictures(self.args.batch_size))
+        targets = tokenizer.pixels(self.next_pictures(self.options.batch_size))
         vectors = tokenizer.model.latents(targets)
         ground, apart = flatness(vectors, targets)
         commitment, inputs = torch.zeros(()), vectors
-        if self.step >= self.args.warmup_steps:
+        if self.step >= self.options.warmup_steps:
             flat = vectors.detach().flatten(0, 2)
             codes = book.assign(flat, self.rate)
             quantised = tokenizer.model.quantize.embedding(codes).view(vectors.shape)
@@ -211,9 +223,9 @@ class Trainer:
         feature = self.perceptual(output.clamp(-1, 1), targets)
         loss = (
             pixel
-            + self.args.perceptual * feature
+            + self.options.perceptual * feature
             + COMMITMENT * commitment
-            + self.args.flat * (ground + apart)
+            + self.options.flat * (ground + apart)
         )
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -232,26 +244,26 @@ def cosine(fraction: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (fraction - WARMUP) / (1 - WARMUP)))
 
 
-def run(args: Any) -> None:
+def run(options: Options) -> None:
     """Trains for --minutes, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
-    device, work = use_device(args), Path(args.work_dir)
+    device, work = use_device(options), Path(options.work_dir)
     pictures = Pictures(work)
-    if args.restart:
+    if options.restart:
         for name in (SAVED, LOG):
             (work / name).unlink(missing_ok=True)
-    trainer = Trainer(args, pictures, device)
+    trainer = Trainer(options, pictures, device)
     if saved := load_checkpoint(work / SAVED):
         trainer.resume(saved)
     fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(384))))
-    start_s, save = time.monotonic() - trainer.spent_s, Every(60 * args.checkpoint_minutes)
+    start_s, save = time.monotonic() - trainer.spent_s, Every(60 * options.checkpoint_minutes)
     spent, sums = trainer.spent_s, dict[str, float]()
 
     def done() -> bool:
-        return spent >= 60 * args.minutes or 0 <= args.max_steps <= trainer.step
+        return spent >= 60 * options.minutes or 0 <= options.max_steps <= trainer.step
 
     with tqdm(desc="tokenizer", unit="step") as bar:
         while not done():
-            for name, value in trainer.train_step(cosine(spent / (60 * args.minutes))).items():
+            for name, value in trainer.train_step(cosine(spent / (60 * options.minutes))).items():
                 sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
             bar.update()
             spent = time.monotonic() - start_s

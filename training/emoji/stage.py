@@ -1,17 +1,33 @@
-"""What the training stages share: a timer, atomic checkpoints, measured figures, the choice of device."""
+"""What the stages share: options, a timer, atomic checkpoints, the choice of device."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from cli.parser import Options, declare, option
 from models.checkpoint.files import replacing
 from models.loading import pick_device
+
+
+@declare
+class StageOptions(Options):
+    """stage"""
+
+    work_dir: str = option("folder of the data and of everything the stages write", "data/emoji", unit="DIR")
+
+
+@declare
+class TrainedOptions(StageOptions):
+    """training"""
+
+    restart: bool = option("discard the results of an earlier run of this stage", False)
+    device: str = option("auto: cuda where there is one", "auto", choices=("auto", "cpu", "cuda"))
+    threads: int = option("torch threads on the CPU", 2, unit="N", least=1)
+    seed: int = option("seed of the initial weights", 0, unit="SEED")
+    checkpoint_minutes: float = option("time between saved states", 3, unit="MIN", least=0)
 
 
 class Every:
@@ -40,14 +56,7 @@ def load_checkpoint(path: Path) -> dict | None:
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
 
-def write_figures(work: Path, name: str, figures: Mapping[str, Any]) -> None:
-    """Prints measured figures as one line of JSON, and writes them to figures_NAME.json for the card."""
-    line = json.dumps({name: figures})
-    (work / f"figures_{name}.json").write_text(line + "\n")
-    print(line)
-
-
-def use_device(args: Any) -> torch.device:
+def use_device(options: TrainedOptions) -> torch.device:
     """Sets --threads and returns the device of --device. Raises CheckpointError for cuda without a GPU."""
-    torch.set_num_threads(args.threads)
-    return torch.device(pick_device(args.device))
+    torch.set_num_threads(options.threads)
+    return torch.device(pick_device(options.device))
