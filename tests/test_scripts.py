@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,13 +21,9 @@ from tests.runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
 MODELS = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["models"]
-COMMANDS_OF = {  # script -> commands of the embedded model, of a published one
-    "table1_coco.sh": (3, 3),
-    "table2_parti.sh": (3, 3),
-    "table3_quality.sh": (27, 21),
-    "figure_acceptance.sh": (4, 4),
-    "race.sh": (4, 4),
-}
+SCRIPTS_OF_COMMANDS = (
+    "table1_coco.sh", "table2_parti.sh", "table3_quality.sh", "figure_acceptance.sh", "race.sh",
+)  # fmt: skip
 Done = subprocess.CompletedProcess[str]
 
 
@@ -37,52 +33,35 @@ def bash(script: str, *words: str, **variables: str) -> Done:
     return subprocess.run(["bash", SCRIPTS / script, *words], capture_output=True, text=True, **options)
 
 
-@pytest.fixture
-def stub_calls(tmp_path: Path) -> Callable[..., tuple[Done, list[list[str]]]]:
-    """Returns a function that runs a script with a stub as the program that a variable names. The function
-    returns the words of the stub's calls, line by line."""
+@pytest.mark.parametrize("model", ["emoji", "anole"])
+@pytest.mark.parametrize("script", SCRIPTS_OF_COMMANDS)
+def test_commands_are_taken(script: str, model: str, tmp_path: Path) -> None:
+    """A script runs with a program in place of Python that notes the words of its calls."""
     program, log = tmp_path / "program", tmp_path / "log"
     note = f"print(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))"
     program.write_text(f"#!{sys.executable}\nimport json, sys\n{note}\n")
     program.chmod(0o755)
-
-    def call(variable: str, script: str, *words: str, **more: str) -> tuple[Done, list[list[str]]]:
-        done = bash(script, *words, **{variable: str(program)}, **more)
-        assert done.returncode == 0, done.stderr
-        return done, [json.loads(line) for line in log.read_text().splitlines()]
-
-    return call
-
-
-@pytest.mark.parametrize("model", ["emoji", "anole"])
-@pytest.mark.parametrize("script", COMMANDS_OF)
-def test_commands_are_taken(script: str, model: str, stub_calls: Callable[..., Any]) -> None:
-    _, lines = stub_calls("PYTHON", script, MODEL=model, REF_DIR="real")
-    assert len(lines) == COMMANDS_OF[script][model != "emoji"]
-    for program, name, *words in lines:
+    done = bash(script, PYTHON=str(program), MODEL=model, REF_DIR="real")
+    assert done.returncode == 0, done.stderr
+    for program_name, name, *words in map(json.loads, log.read_text().splitlines()):
         options = module_of(name).Options.parse(words)  # refuses what it does not know
-        assert program == "main.py" and name in COMMANDS and getattr(options, "model", model) == model
+        assert program_name == "main.py" and name in COMMANDS
+        assert getattr(options, "model", model) == model
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.s*")), ids=lambda path: path.name)
-def test_scripts_are_shell(script: Path) -> None:
-    subprocess.run(["bash", "-n", script], check=True)
+def test_get_ckpts_names_the_repositories_of_the_manifest() -> None:
+    script = (SCRIPTS / "get_ckpts.sh").read_text()
+    for name, parts in MODELS.items():
+        assert re.search(rf"\b{name}\b", script)
+        for part in parts.values():
+            assert not part["hub"] or f"{part['hub']} {part['folder']}" in script
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_checkpoints_are_those_that_the_manifest_lists(name: str, stub_calls: Callable[..., Any]) -> None:
-    done, lines = stub_calls("HF", "get_ckpts.sh", name)
-    parts = MODELS[name].values()
-    assert {(words[1], words[3]) for words in lines} == {(p["hub"], p["folder"]) for p in parts if p["hub"]}
-    assert all(words[0] == "download" and words[2] == "--local-dir" for words in lines)
-    by_hand = (CKPTS / name / "chameleon" / "tokenizer" / "vqgan.ckpt").is_file()
-    assert ("vqgan.ckpt" in done.stderr) == (name in ("anole", "lumina_mgpt") and not by_hand)
-
-
-@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), ([], 2), (["chameleon"], 2)])
-def test_get_ckpts_explains_itself(words: list[str], status: int) -> None:
-    done = bash("get_ckpts.sh", *words)
-    assert done.returncode == status and "lumina_mgpt" in done.stdout + done.stderr
+def test_an_array_has_a_task_for_every_share() -> None:
+    """A task of slurm_generate.sbatch takes every WORLD_SIZE-th prompt."""
+    script = (SCRIPTS / "slurm_generate.sbatch").read_text()
+    last, size = (re.search(rf"{name}(\d+)", script)[1] for name in ("--array=0-", "WORLD_SIZE="))
+    assert int(last) + 1 == int(size)
 
 
 @pytest.fixture
@@ -128,44 +107,6 @@ def test_what_is_wrong_missing_or_unknown_is_refused(
     done = get(name)
     assert done.returncode == 2 and named in done.stderr.splitlines()[-1]
     assert not (tmp_path / "data" / f"{name}.tsv").exists()
-
-
-def test_gpu_check_passes_its_words_on(stub_calls: Callable[..., Any]) -> None:
-    """The script first asks the interpreter what it lacks."""
-    _, (question, call) = stub_calls("PYTHON", "gpu_check.sh", "anole", "--minutes", "3")
-    (asked, _, *packages), (program, name, *words) = question, call
-    assert (asked, program, name) == ("-c", "main.py", "gpu_check") and "torch" in packages
-    options = module_of(name).Options.parse(words)
-    assert (options.parts, options.minutes) == (("anole",), 3)
-
-
-SERVICE = """#!/bin/bash
-echo "$@" >>log
-[ "$2" = serve ] || exit 0
-trap 'kill $!; exit 0' TERM
-sleep 60 &
-touch ready
-wait
-"""
-
-
-@pytest.mark.parametrize(("mixed", "tests"), [("0", 10), ("1", 1)])
-def test_load_test_measures_or_compares(mixed: str, tests: int, tmp_path: Path) -> None:
-    """The script runs in another folder, where Python and curl are stubs."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(SCRIPTS / "load_test.sh", tmp_path / "scripts")
-    for name, text in {"python": SERVICE, "curl": "#!/bin/sh\ntest -e ready\n"}.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": str(tmp_path / "python")}
-    environment = {**os.environ, **paths, "MIXED": mixed}
-    words = ["bash", "scripts/load_test.sh"]
-    subprocess.run(words, cwd=tmp_path, check=True, env=environment, timeout=60, capture_output=True)
-    calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-    names = [name for _, name, *_ in calls]
-    assert names == ["serve", *["load_test"] * tests, "report"]
-    options = [module_of(name).Options.parse(words) for _, name, *words in calls]
-    assert [bool(test.compare and test.pid) for test in options[1:-1]] == [mixed == "1"] * tests
 
 
 NO_TORCH, CPU_BUILD = "it has no torch", "its torch 2.13.0 is a build for CPUs"
