@@ -17,7 +17,8 @@ while read -r flags; do
         (cd "$checkout" && $python main.py generate_images --num_images 4 $flags --prompt "$here/configs/emoji_prompts.txt" \
             --heatmaps 0 --output_dir "$out/$name" > "$out/log" 2>&1 < /dev/null) || { cat "$out/log" >&2; exit 1; }
     done
-    if [ "$(ls "$out/this/img" | wc -l)" = 4 ] && diff -rq "$out/other/img" "$out/this/img"; then
+    images=("$out"/this/img/*)
+    if [ ${#images[@]} = 4 ] && diff -rq "$out/other/img" "$out/this/img"; then
         echo "same images: $flags"
     else
         echo "OTHER IMAGES: $flags"

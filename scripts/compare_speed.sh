@@ -12,9 +12,11 @@ python=${PYTHON:-$here/.venv/bin/python}
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 run() {  # CHECKOUT NAME PAIR
-    (cd "$1" && $python main.py bench --methods eagle-2 self-draft --temperatures 1 --total_token 32 --warmup 1 --num_images 2 \
-        --prompt "$here/configs/emoji_bench.txt" --output_dir "$out/$2-$3" 2> "$out/errors" || { cat "$out/errors" >&2; exit 1; }) \
-        | tail -n 1 > "$out/$2-$3.json"
+    if ! (cd "$1" && $python main.py bench --methods eagle-2 self-draft --temperatures 1 --total_token 32 --warmup 1 --num_images 2 \
+        --prompt "$here/configs/emoji_bench.txt" --output_dir "$out/$2-$3" 2> "$out/errors" | tail -n 1 > "$out/$2-$3.json"); then
+        cat "$out/errors" >&2
+        exit 1
+    fi
 }
 for ((pair = 0; pair < pairs; pair++)); do
     if ((pair % 2)); then run "$here" this $pair; run "$other" other $pair; else run "$other" other $pair; run "$here" this $pair; fi

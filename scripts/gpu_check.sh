@@ -11,6 +11,7 @@ needed="torch numpy safetensors tokenizers yaml tqdm PIL"
 # Prints what an interpreter lacks to use a GPU, or nothing.
 lacks() {
     command -v "$1" >/dev/null || { echo "it does not exist"; return; }
+    # shellcheck disable=SC2086 # the names are words
     "$1" -c 'import sys
 from importlib.util import find_spec
 missing = [name for name in sys.argv[1:] if find_spec(name) is None]

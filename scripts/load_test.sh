@@ -31,7 +31,7 @@ if [ "${MIXED:-0}" = 1 ]; then
     call --pid $service --requests 200 --concurrency 16 --cancelled 0.2 --methods self-draft adt-tree eagle-2 ar --temperatures 0 1 \
         --guidances 1 3 --compare emoji
 else
-    usual=(--prompts $prompts --requests "$requests" --minutes 10)
+    usual=(--prompts "$prompts" --requests "$requests" --minutes 10)
     for method in self-draft ar; do
         call "${usual[@]}" --methods $method --concurrency $slots
         call "${usual[@]}" --methods $method --concurrency $((4 * slots))

@@ -315,7 +315,7 @@ def main() -> None:
         wrong += bool(problems)
         launches = f"{counts.launches:5} launches {counts.recordings:3} recordings"
         memory = f"{counts.ratio:6.3f} of the bytes"
-        print(f"{str(case):54} {launches} {memory} {'; '.join(problems)}", flush=True)
+        print(f"{case!s:54} {launches} {memory} {'; '.join(problems)}", flush=True)
         if options.operators:
             print("   ", ", ".join(f"{n} {name}" for name, n in counts.operators.items()))
     print(table(results))

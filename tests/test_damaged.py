@@ -246,7 +246,7 @@ def test_check_ckpts_names_every_fault(
     edit(folder / "config.json", lambda config: config.update(intermediate_size=32))
     faults = check()
     assert len(faults) == 6 and all("mlp" in fault for fault in faults)  # three projections in two layers
-    first, second, third = sorted(folder.glob("model-*.safetensors"))
+    first, second, _ = sorted(folder.glob("model-*.safetensors"))
     first.unlink()
     second.write_bytes(second.read_bytes()[:-9])
     faults = check()

@@ -14,12 +14,12 @@ from serve.settings import Settings
 from tests.runs import ROOT
 
 pytest.importorskip("ray.serve")
-from pydantic import ValidationError  # noqa: E402
+from pydantic import ValidationError
 
-from cli.serve import Options  # noqa: E402
-from serve.api_errors import ApiError  # noqa: E402
-from serve.app import create_app  # noqa: E402
-from serve.ray_app import Arguments, Images, build  # noqa: E402
+from cli.serve import Options
+from serve.api_errors import ApiError
+from serve.app import create_app
+from serve.ray_app import Arguments, Images, build
 
 
 def deployed(**arguments: Any) -> Any:

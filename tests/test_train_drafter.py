@@ -208,7 +208,7 @@ def tau(tiny: Tiny) -> float:
     return pipe(texts, "eagle-2", sampling=greedy, tree=tree, batch_size=8).stats["tau"]
 
 
-@pytest.mark.parametrize("name, epochs", [("janus_pro", 12), ("emu3", 12)])
+@pytest.mark.parametrize(("name", "epochs"), [("janus_pro", 12), ("emu3", 12)])
 def test_tau_rises(run: Run, checkpoints: Checkpoints, name: str, epochs: int, tmp_path: Path) -> None:
     """Training starts from random weights, because a new drafter, which passes features through, already
     predicts tiny targets well."""

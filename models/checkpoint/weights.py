@@ -235,7 +235,7 @@ def _open(path: Path) -> dict[str, Stored]:
     with reading(path):
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                parts = {name: file.get_slice(name) for name in file.keys()}
+                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 return {
                     name: Stored(path, name, tuple(part.get_shape()), _dtype(part.get_dtype()))
                     for name, part in parts.items()

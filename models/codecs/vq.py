@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ class Level(nn.Module):
     def __init__(self, channels_in: int, channels_out: int, num_blocks: int, attention: bool) -> None:
         super().__init__()
         widths = [channels_in] + [channels_out] * num_blocks
-        self.block = nn.ModuleList(ResnetBlock(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.block = nn.ModuleList(ResnetBlock(a, b) for a, b in pairwise(widths))
         self.attn = nn.ModuleList(AttnBlock(channels_out) for _ in range(num_blocks if attention else 0))
 
     def forward(self, x: Tensor) -> Tensor:
