@@ -60,8 +60,6 @@ def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:
 def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:
     """Returns the options of loading; those that a command does not offer keep their defaults."""
     values = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
-    if isinstance(options, FilterOptions):
-        values["guidance"] = options.cfg
     return LoadOptions(**values, need_drafter=need_drafter)
 
 

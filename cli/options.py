@@ -14,7 +14,6 @@ from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
 PAIRED_COUNT = "score the first N prompts that have an image; fewer are an error; -1: all prompts"
-AUTO_ALIGNED = [name for name, spec in SPECS.items() if spec.alignment == "auto"]
 
 
 def image_count(text: str) -> int:
@@ -119,9 +118,8 @@ class ModelOptions(CheckpointOptions):
     drafter_alignment: str | None = option(
         "token that the drafter reads together with a feature; published: the token after the feature's, as "
         "the released code drafts; unshifted: the token of the feature, as the released code trains the "
-        "drafters of Anole and Lumina; auto: whichever predicts the target better in the first row of an "
-        f"image (default: {', '.join(f'{name} auto' for name in AUTO_ALIGNED)}; others published)",
-        choices=("auto", *ALIGNMENTS),
+        "drafters of Anole and Lumina; `check_ckpts NAME --alignment` measures both (default: published)",
+        choices=ALIGNMENTS,
     )
     precision: str = option(
         "type of weights and activations; probabilities are always fp32. auto: bf16 if the device multiplies "

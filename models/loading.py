@@ -1,4 +1,4 @@
-"""Loads a model by its name, folder or hub id, and chooses its device, precision and drafter alignment.
+"""Loads a model by its name, folder or hub id, and chooses its device and precision.
 
 A checkpoint that cannot be loaded raises CheckpointError, one line for the user, before any weights are read.
 """
@@ -6,6 +6,7 @@ A checkpoint that cannot be loaded raises CheckpointError, one line for the user
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,14 +14,13 @@ from pathlib import Path
 import torch
 
 from adt_tree.errors import CheckpointError
-from models.alignment import choose_alignment
 from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
 from models.model import DTYPES, Model
 from models.packed import row_invariant
 from models.registry import SPECS
-from models.spec import PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
+from models.spec import ALIGNMENTS, PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
 
 DEFAULTS = LoadOptions()
 
@@ -32,6 +32,9 @@ def load(model: str, options: LoadOptions = DEFAULTS) -> Model:
     `drafter` beside its target precedes the default drafter of the family. Raises CheckpointError.
     """
     spec, options = _family(model, options)
+    if options.drafter_alignment not in (None, *ALIGNMENTS):
+        choices = ", ".join(ALIGNMENTS)
+        raise CheckpointError(f"--drafter_alignment {options.drafter_alignment}: choose one of {choices}")
     for name in ("ratio", "height", "width"):
         value = getattr(options, name)
         if value is not None and name not in spec.options:
@@ -45,7 +48,13 @@ def load(model: str, options: LoadOptions = DEFAULTS) -> Model:
     if options.deterministic:
         _check_deterministic(loaded, options, device)
     loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
-    return choose_alignment(loaded, options.drafter_alignment, options.guidance)
+    if spec.alignment_unknown and options.drafter_alignment is None and loaded.drafter_net is not None:
+        print(
+            f"drafter alignment: published, which may not be how {spec.name}'s drafter was trained; "
+            f"`check_ckpts {spec.name} --alignment` measures both",
+            file=sys.stderr,
+        )
+    return replace(loaded, alignment=options.drafter_alignment or ALIGNMENTS[0])
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:

@@ -80,7 +80,7 @@ ANOLE = ModelSpec(
     drafter="trained_drafters/anole_drafter",
     options=("tokenizer_base_path",),
     static_tree="naive_extend_57",
-    alignment="auto",
+    alignment_unknown=True,
     reference=True,
 )
 LUMINA_MGPT = ModelSpec(
@@ -96,7 +96,7 @@ LUMINA_MGPT = ModelSpec(
     default_size=768,
     tree=TreeShape(6, 10, 58),
     method="self-draft",  # needs no drafter network; nobody has measured the published one here
-    alignment="auto",
+    alignment_unknown=True,
 )
 LLAMAGEN = ModelSpec(
     name="llamagen",

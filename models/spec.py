@@ -46,8 +46,7 @@ class LoadOptions:
     attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
     deterministic: bool = False  # every exact method gives the same image in bf16 too (CPU only)
     need_drafter: bool = True
-    drafter_alignment: str | None = None  # auto or one of ALIGNMENTS (models.alignment)
-    guidance: float = 3.0  # guidance scale under which drafter_alignment "auto" compares the alignments
+    drafter_alignment: str | None = None  # one of ALIGNMENTS (models.alignment); None: the first
     target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
     height: int | None = None  # pixels of an image (GLM-Image)
@@ -107,7 +106,7 @@ class ModelSpec:
     top_p: float = 1.0  # published default of --top_p
     method: str = "eagle-2"  # default of --method
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
-    alignment: str = "published"  # default of --drafter_alignment
+    alignment_unknown: bool = False  # nobody published in which alignment its drafters were trained
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
     codec: Callable[[Fields], Any] | None = None  # vq_config -> the codec; None: that of models.codecs.vq

@@ -108,7 +108,7 @@ REFUSALS = [
     "--verify coupled --drafter_type sjd", "--depth 9 --drafter_type sjd",
     "--drafter_path x --drafter_type sjd", "--draft_top_k 2 --drafter_type sjd-coupled",
     "--seed_cells both --drafter_type sjd", "--seed_cells random --drafter_type self-draft",
-    "--drafter_path x --drafter_type self-draft", "--drafter_alignment auto --drafter_type self-draft",
+    "--drafter_path x --drafter_type self-draft", "--drafter_alignment unshifted --drafter_type self-draft",
     "--seed_cells left --drafter_type eagle", "--drafter_type none --model_type eagle",
     "--drafter_type none --peanut", "--model lumina_mgpt --eagle_version 1 --drafter_type self-draft",
     "--drafter_type eagle --model_type base", "--drafter_type medusa",
@@ -128,7 +128,7 @@ def test_refused(words: str) -> None:
 
 VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
-    "tree_choices": "chain", "drafter_alignment": "auto", "adt_init": "both", "adt_beta": "0.5",
+    "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.5",
 }  # fmt: skip
 # Further words by the beginning of an option's name. Without them the option would be refused for another
 # reason than its method.
