@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from adt_tree.policy import PLAIN, Policy, TreeShape
+from adt_tree.policy import ROOT_ONLY, SMALLEST, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
 from adt_tree.sampling import RowSampling, Sampling
@@ -28,8 +28,7 @@ END = object()  # follows the last request
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The outcome of one target call for the images in flight that took part in it. The tensors are on the
-    target's device."""
+    """The outcome of one target call for the images in flight. The tensors are on the target's device."""
 
     images: list[tuple[int, Decoded]]  # (slot, image); images already hold the codes and step of this call
     finished: list[Decoded]  # the images that this call completed
@@ -65,7 +64,6 @@ class BatchSlots:
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
-        self._waits = [False] * target.slots  # true for images that take no part in the present step
         self._exhausted, self._releases = False, releases
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
         self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
@@ -165,36 +163,20 @@ class BatchSlots:
         0 for an idle slot."""
         return [0 if image is None else len(image.codes) - 1 for image in self._slots]
 
-    @property
-    def taking_part(self) -> list[int | None]:
-        """What `committed` is, but None for images that wait in this step."""
-        pairs = zip(self.committed, self._waits, strict=True)
-        return [None if waits else number for number, waits in pairs]
-
-    def keep_waiting(self, verdict: Verdict) -> Verdict:
-        """Returns the verdict of a step, by which images that wait commit nothing."""
-        if not any(self._waits):
-            return verdict
-        moves = to_device([not waits for waits in self._waits], self.device)
-        return replace(verdict, count=verdict.count * moves)
-
     def shapes(self, policy: Policy) -> list[TreeShape]:
         """Returns the policy's tree shape for each slot, cut so that no tree reaches past the end of its
-        image. Idle slots, and images that wait in this step, have the shape PLAIN."""
-        shapes = [PLAIN] * len(self._slots)
+        image. Idle slots have no room for a node."""
+        shapes = [ROOT_ONLY] * len(self._slots)
         roots = {slot: len(image.codes) - 1 for slot, image in self.active()}
-        chosen = policy.shapes(roots)
-        for slot, shape in chosen.items():
+        for slot, shape in policy.shapes(roots).items():
             # The target itself chooses the code at the last position.
             shapes[slot] = shape.cut(self.grid.size - 2 - roots[slot])
-        self._waits = [slot in roots and slot not in chosen for slot in range(len(self._slots))]
-        assert not (any(self._waits) and any(shape.levels for shape in shapes)), "no tree while images wait"
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
         """Returns the shapes of one step with their bounds. On a target with few_shapes the bounds are those
         of the policy, the same in every step."""
-        return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else PLAIN)
+        return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else SMALLEST)
 
     def advance(
         self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
@@ -202,16 +184,14 @@ class BatchSlots:
         """Appends the codes that a step committed to their images.
 
         top1 [B, N]: log-probability of the most probable code after every node. started: the clock at the
-        beginning of the step. Images that wait, whose count is 0, get no record. An image with NaN among the
-        log-probabilities on its path leaves its slot; FloatingPointError if it has no client.
+        beginning of the step. An image with NaN among the log-probabilities on its path leaves its slot;
+        FloatingPointError if it has no client.
         """
         self.last_codes, outcome = self._run(outcomes, tree, top1, verdict)
         table = outcome.tolist()  # the only line of a step at which the host waits for the device
         ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
         for slot, image in self.active():
             count, drafted = map(int, table[slot][:2])
-            if not count:
-                continue
             codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
             position, shape = len(image.codes), shapes[slot]
             if any(map(math.isnan, best)):
@@ -234,8 +214,7 @@ class BatchSlots:
             )
             image.steps.append(step)
             image.target_calls += 1
-        moved = [(slot, image) for slot, image in self.active() if table[slot][0]]
-        return StepOutput(moved, self.pop_finished(), tree, verdict)
+        return StepOutput(self.active(), self.pop_finished(), tree, verdict)
 
     def pop_finished(self) -> list[Decoded]:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""
@@ -254,11 +233,9 @@ def outcomes(tree: DraftTree, top1: Tensor, verdict: Verdict) -> tuple[Tensor, T
 
     Row b is [number of codes committed, number of nodes drafted, A codes, A probabilities]; probability j is
     that of the most probable code at the position of code j. All share one tensor, so that one transfer is
-    enough; fp32 represents integers up to 2^24, and so every code, exactly. top1 [B, N]. The last code of an
-    image that commits none is its root.
+    enough; fp32 represents integers up to 2^24, and so every code, exactly. top1 [B, N].
     """
-    codes = torch.cat((tree.codes[:, :1], verdict.codes), dim=1)
-    last = codes.gather(1, verdict.count[:, None])[:, 0]
+    last = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafted = tree.valid.sum(dim=1, keepdim=True) - 1
     best = top1.gather(1, verdict.path).exp()
     return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, best), dim=1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, nan_error
 from adt_tree.noise import Noise
-from adt_tree.policy import PLAIN, Policy
+from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
@@ -41,7 +41,7 @@ def autoregressive(
     """
     rule, slots = Coupled(noise), BatchSlots(target, requests, [target.release], sampling)
     noise_table = noise.table(target.slots, target.grid.size, target.device)
-    idle = [PLAIN] * target.slots
+    idle = [ROOT_ONLY] * target.slots
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise_table.begin(slot, request.seed, sampling.greedy)
@@ -93,24 +93,20 @@ def speculative(
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed, settings = slots.positions, slots.committed, slots.sampling
-        # Shape: the policy sets the depth, width and budget of each image's tree, or lets the image wait.
+        # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            if any(shape.levels for shape in shapes):
-                bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
-                tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
-            else:  # a step of plain decoding should cost no more than one of the AR baseline
-                tree = target.run(root_only_tree, slots.last_codes)
+            bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
+            tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
-            scored = target.forward(tree, slots.taking_part)
+            scored = target.forward(tree, committed)
         # Verify: the rule accepts a path of the tree, and the target chooses the code that follows it.
         with part("verify"):
             noise_here = noise.at(positions[:, None] + tree.depths)
             inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
             top1, perturbed, verdict = target.run(judge, rule, settings, *inputs)
-            verdict = slots.keep_waiting(verdict)
         # Commit: the cache entries of the path become part of the prefix; none is computed again.
         with part("commit"):
             target.commit(tree, verdict)

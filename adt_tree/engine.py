@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,13 +11,12 @@ from pathlib import Path
 import torch
 
 from adt_tree.batch import StepOutput
-from adt_tree.budget.candidates import AutoTree
-from adt_tree.budget.policy import CostAware
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
+from adt_tree.fastest_size import AutoTree, FastestSize
 from adt_tree.method import Demand, Method
 from adt_tree.noise import Noise
-from adt_tree.policy import PLAIN, AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation
 from adt_tree.roles import Model, Proposer, Request, Setup, Target
@@ -57,44 +55,27 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     demand = method.demand(model.num_codes)
-    if method.tree is None:
+    if method.tree is None or not method.drafting:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt, demand))
     tree = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else method.tree
-    shapes = candidate_shapes(tree, model)
+    on_cpu = model.codebook.device.type == "cpu"
+    shapes = tree.shapes(model.grid, not on_cpu) if isinstance(tree, AutoTree) else [tree.largest]
+    if shapes[-1].width > model.num_codes:
+        raise UserError(
+            f"a tree {shapes[-1].width} nodes wide: the codebook has {model.num_codes} codes; give less "
+            "(--draft_top_k, --adt_width_max)"
+        )
     target = largest_target(model, sampling, shapes, slots, max_prompt, demand)
-    setup = Setup(model, method, sampling, target, tree, bounds(shapes))
+    setup = Setup(model, method, sampling, target, tree, shapes[-1])
     proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
-    base = tree.base if isinstance(tree, AutoTree) else tree
-    adaptive = AdjacencyAdaptive(base, slots, model.grid) if isinstance(base, AdaptiveTree) else None
-    policy: Policy = adaptive or Fixed(shapes[-1])
-    if isinstance(tree, AutoTree):
-        idle_slots_cost = target.few_shapes or target.device.type != "cpu"
-        policy = CostAware(shapes, model.grid.size, adaptive, tree.base is None, idle_slots_cost)
+    policy: Policy = Fixed(shapes[-1])
+    if isinstance(tree, AdaptiveTree):
+        policy = AdjacencyAdaptive(tree, slots, model.grid)
+    elif isinstance(tree, AutoTree):
+        policy = FastestSize(shapes, model.grid.width, idle_slots_cost=not on_cpu or target.few_shapes)
     proposer_is_rule = not method.spec.verify and method.control is None
     rule: Rule = proposer if proposer_is_rule else make_rule(setup)
     return Engine(method, sampling, target, (proposer, policy, rule))
-
-
-def candidate_shapes(tree: TreeShape | AdaptiveTree | AutoTree | StaticTree, model: Model) -> list[TreeShape]:
-    """Returns the shapes that AutoTree chooses from, smallest first, or the largest shape of other trees.
-
-    UserError if a node would have more children than the codebook has codes.
-    """
-    shape = tree.largest
-    if shape is not None and shape.width > model.num_codes:
-        raise UserError(
-            f"a tree {shape.width} nodes wide: the codebook has {model.num_codes} codes; give less "
-            "(--draft_top_k, --adt_width_max)"
-        )
-    if isinstance(tree, AutoTree):
-        shapes = tree.candidates(model.grid.width, buckets=model.codebook.device.type == "cuda")
-        # The end of the image would cut all steps of a deeper self-drafted tree but the first, which is not
-        # timed. A tree of one node always remains.
-        deepest = max(1, model.grid.size - 3) if tree.base is None else math.inf
-        shapes = [shape for shape in shapes if shape.width <= model.num_codes and shape.depth <= deepest]
-        return shapes if len(shapes) > 1 else [PLAIN, TreeShape(1, 1, 1)]
-    assert shape is not None
-    return [shape]
 
 
 def largest_target(
@@ -108,21 +89,15 @@ def largest_target(
     """Returns a target with room for all of `shapes`, smallest first.
 
     Shapes that are too large for the model's positions or the device's memory are removed from the list, with
-    a line on stderr for each. UserError if no tree would be left.
+    a line on stderr for each. UserError if none would be left.
     """
     while True:
         try:
             return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt, demand)
         except UserError as error:
-            if len(shapes) <= 2:  # one tree is left, because the first of two shapes is plain decoding
+            if len(shapes) == 1:
                 raise
             print(f"total_token auto: no trees of {shapes.pop().num_nodes} nodes: {error}", file=sys.stderr)
-
-
-def bounds(shapes: Iterable[TreeShape]) -> TreeShape:
-    """Returns the greatest depth, width and budget among shapes."""
-    sizes = zip(*((shape.depth, shape.width, shape.budget) for shape in shapes), strict=True)
-    return TreeShape(*map(max, sizes))
 
 
 def make_rule(setup: Setup) -> Rule:

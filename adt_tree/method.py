@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from types import NoneType
 
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
+from adt_tree.fastest_size import AutoTree
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
@@ -40,8 +39,7 @@ class MethodSpec:
     verify: tuple[str, ...] = ()  # rules that may verify its drafts; () if its proposer is the rule as well
     lantern: bool = False  # true if acceptance can be relaxed (LANTERN)
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
-    auto: bool = False  # true if its trees can be sized while decoding
-    auto_default: bool = False  # true if its trees are sized while decoding unless a size is given
+    auto: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # true if a seed gives the AR baseline's image under the coupled rule
     rival: bool = False  # true for a published method with which bench compares self-draft
     tail: str = ""  # for the proposer `rivals`: the key in TAILS of its rule for codes after a rejected draft
@@ -79,7 +77,6 @@ EAGLE_2 = MethodSpec(
     network=True,
     tree=TreeShape,
     tree_options=SHAPE_OPTIONS,
-    auto=True,
     verify=VERIFY,
     lantern=True,
 )
@@ -91,7 +88,6 @@ SELF_DRAFT = MethodSpec(
     tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
     auto=True,
-    auto_default=True,
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
     lantern=True,
     seed_cells=("above", "left", "both"),
@@ -118,7 +114,6 @@ METHODS: dict[str, MethodSpec] = {
             about="the drafter network fills a static tree (EAGLE-1)",
             tree=str,
             tree_options=("tree_choices",),
-            auto=False,
         ),
         EAGLE_2,
         replace(
@@ -137,7 +132,6 @@ METHODS: dict[str, MethodSpec] = {
             tree_options=("total_token", *ADAPTIVE_OPTIONS),
             resize=None,
             auto=False,
-            auto_default=False,
         ),
         SJD,
         replace(
@@ -262,14 +256,12 @@ class Method:
         if self.lantern is not None and not spec.lantern:
             raise UserError(f"lantern: method {self.name} does not take it; leave it out")
         if isinstance(self.tree, AutoTree):
-            self._check_auto(self.tree.base)
+            self._check_auto()
 
-    def _check_auto(self, base: Tree | None) -> None:
+    def _check_auto(self) -> None:
         if not self.spec.auto:
             names = ", ".join(spec.name for spec in METHODS.values() if spec.auto)
             raise UserError(f"total_token auto: {names} take it, not {self.name}; give a number of nodes")
-        if not isinstance(base, self.spec.tree_type if self.spec.network else NoneType):
-            raise UserError(f"total_token auto: method {self.name} cannot start from the tree {base}")
         if not self.exact:
             raise UserError(
                 f"total_token auto: the image of {self.label} depends on its trees, whose size would differ "
@@ -283,8 +275,8 @@ class Method:
 
     @property
     def drafting(self) -> bool:
-        """True if the method drafts, as all do except the AR baseline."""
-        return self.tree is not None
+        """True if the method drafts. The AR baseline does not, nor a method whose trees have one node."""
+        return self.tree is not None and (isinstance(self.tree, str) or self.tree.largest.levels > 0)
 
     @property
     def copied_cells(self) -> str:

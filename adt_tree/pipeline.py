@@ -15,7 +15,6 @@ import torch
 from PIL import Image, ImageChops, ImageDraw
 
 from adt_tree.batch import StepOutput
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError
@@ -156,8 +155,6 @@ class Pipeline:
                 raise UserError(f"{setting}: the Method has this setting already; give only one of the two")
             return name
         name = name or self.default_method
-        if tree == AutoTree():
-            settings["tree"] = self.model.spec.auto_tree(name)
         # AutoTree only for exact methods: the image of another one would depend on the sizes that it chooses.
         default_tree = self.model.spec.default_tree(name, auto=lantern is None and control is None)
         return Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})

@@ -48,7 +48,8 @@ class TreeShape:
         return self if self.depth <= levels else TreeShape(levels, self.width, self.budget)
 
 
-PLAIN = TreeShape(0, 0, 0)  # the root alone: plain decoding, and the tree of a slot without an image
+ROOT_ONLY = TreeShape(0, 0, 0)  # of the AR baseline, of idle slots and of images at their last position
+SMALLEST = TreeShape(1, 1, 1)  # one drafted node
 
 
 class Policy(Protocol):
@@ -56,22 +57,18 @@ class Policy(Protocol):
 
     @property
     def bounds(self) -> TreeShape:
-        """The shape to which all trees are padded if steps of equal shapes are faster (Target.few_shapes).
-        PLAIN if the policy wants smaller trees to make smaller passes."""
+        """The shape to which all trees of the step are padded if steps of equal shapes are faster
+        (Target.few_shapes). Fewer different ones mean fewer recordings."""
 
     def reset(self, slot: int, seed: int) -> None:
         """Starts a new image, with this seed, in the slot."""
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
         """Begins a step. Returns the shape of the tree of every image in flight. roots: position of each
-        tree's root, which is the code that the image committed last.
-
-        An image without a shape waits: it commits nothing. Images may wait only if no other has a tree, and
-        not under the rules of rival methods, which keep a state of their own. A step for all images without
-        trees must follow before the next one with trees, so that a drafter has a pair to start from."""
+        tree's root, which is the code that the image committed last."""
 
     def observe(self, steps: Mapping[int, Step]) -> None:
-        """Learns from the step. Images that waited are missing, and those whose logits were not numbers."""
+        """Learns from the step. Images whose logits were not numbers are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +231,11 @@ class AdjacencyAdaptive:
             depth = min(max(depth + sign * constants.step_depth, constants.depth_min), constants.depth_max)
             width = min(max(width - sign * constants.step_width, constants.width_min), constants.width_max)
         memory.current = (depth, width)
-        return TreeShape(depth if constants.budget else 0, width, constants.budget)
+        return TreeShape(depth, width, constants.budget)
 
     def observe(self, steps: Mapping[int, Step]) -> None:
-        """Stores the state of each tree in the cells that the image committed. A tree without levels leaves
-        the rate as it was."""
+        """Stores the state of each tree in the cells that the image committed. The last position of an
+        image has no tree, and so no rate."""
         for slot, step in steps.items():
             memory = self._memory[slot]
             if step.depth:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -55,12 +54,6 @@ class Decoded:
         return _mean([step.depth for step in self.steps])
 
     @property
-    def tree_sizes(self) -> dict[int, int]:
-        """Number of steps by tree size: the nodes that the policy allowed, root included, as --total_token
-        counts them. {1: 5, 16: 50}: 5 steps of plain decoding and 50 with up to 15 drafts each."""
-        return dict(sorted(Counter(step.budget + 1 for step in self.steps).items()))
-
-    @property
     def mean_nodes(self) -> float:
         """Mean drafted nodes per target call."""
         return _mean([step.nodes for step in self.steps])
@@ -69,15 +62,6 @@ class Decoded:
 def tau(images: Iterable[Decoded]) -> float:
     """Returns codes committed per target call, the mean of accepted + 1 over all steps of the images."""
     return _mean([step.accepted + 1 for image in images for step in image.steps])
-
-
-def size_shares(images: Iterable[Mapping[Any, int]]) -> dict[str, float]:
-    """Returns the share of steps that each tree size has, from the Decoded.tree_sizes of several images.
-    Sizes are strings, as in JSON: {"1": 0.09, "16": 0.91}."""
-    counts: Counter[int] = Counter()
-    for sizes in images:
-        counts.update({int(nodes): steps for nodes, steps in sizes.items()})
-    return {str(nodes): round(count / counts.total(), 4) for nodes, count in sorted(counts.items())}
 
 
 def _mean(values: list[int]) -> float:

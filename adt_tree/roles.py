@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from adt_tree.budget.candidates import AutoTree
+from adt_tree.fastest_size import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import Demand, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
@@ -27,9 +27,6 @@ from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, StaticTree
 from adt_tree.verify import Verdict
 
-# A drafter that has not run for some steps reads the pairs of these steps in groups. A group is complete as
-# soon as it has this many pairs.
-MOST_UNREAD_PAIRS = 16
 # noise_below(levels) is the noise [B, levels, V] for the codes below the roots; row l is for depth l + 1.
 NoiseBelow = Callable[[int], Tensor]
 Result = TypeVar("Result")
@@ -110,17 +107,15 @@ class Target(Protocol):
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Commits the prompt to a slot in place of the image it held."""
 
-    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
-        """Scores every node of the trees in one pass. Nobody reads the results of a slot whose `committed`
-        is None, so the pass may leave it out."""
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
+        """Scores every node of the trees in one pass."""
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
-        """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix. The
-        count of a slot without results may be 0, as that of an image that waits."""
+        """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix."""
 
     def release(self, slot: int) -> None:
-        """Empties the prefix of an idle slot. Until its next prefill nobody reads the slot's results, so
-        passes may leave it out."""
+        """Empties the prefix of an idle slot. Until its next prefill the slot's results are unused, so passes
+        may leave it out."""
 
 
 class Drafter(Protocol):
@@ -135,16 +130,14 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """Empties the prefix of an idle slot."""
 
-    def context(self, committed: Sequence[int], late: bool = False) -> Hashable:
+    def context(self, committed: Sequence[int]) -> Hashable:
         """Returns the prefix lengths in the form that extend() takes. Steps of equal contexts have passes of
-        equal shapes. late: extend() will read pairs of earlier steps, so separators may precede any of
-        them; otherwise it reads those of the last step, which end at the roots."""
+        equal shapes."""
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        """Commits pairs of a feature [G, B, A, D] and the code [B, A] one position later, of which the first
-        `count` [B] are valid, perhaps none. Returns the logits [G, B, V] fp32 and the feature [G, B, D] at
-        the last valid pair, where there is one. context: the result of context() in the same step. A is at
-        most MOST_UNREAD_PAIRS more than the depth of the deepest tree."""
+        """Commits the pairs of the last step: a feature [G, B, A, D] and the code [B, A] one position later,
+        of which the first `count` [B] are valid. Returns the logits [G, B, V] fp32 and the feature [G, B, D]
+        at the last valid pair. context: the result of context() in the same step."""
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Runs W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B, W, D].
@@ -159,14 +152,13 @@ class Proposer(Protocol):
     """A way of drafting. The loop treats all alike."""
 
     def calls(self, shape: TreeShape) -> int:
-        """Returns the number of drafter passes that a tree of this shape would take in a batch of one. It
-        leaves out the passes in which a drafter catches up on earlier steps without trees."""
+        """Returns the number of drafter passes that a tree of this shape would take in a batch of one."""
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         """Starts a new image in a slot. code []: its first code."""
 
     def release(self, slot: int) -> None:
-        """Prepares an idle slot for the steps until its next prefill, in which nobody reads its tree."""
+        """Prepares an idle slot for the steps until its next prefill, in which its tree is unused."""
 
     def propose(
         self,
@@ -176,17 +168,16 @@ class Proposer(Protocol):
         committed: Sequence[int],
         sampling: Sampling | RowSampling,
     ) -> DraftTree:
-        """Returns one tree per slot, whose roots are last_codes [B]. Not called for a step without trees.
+        """Returns one tree per slot, whose roots are last_codes [B].
 
         sampling: that of the target's distribution in this step.
         """
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Learns from a step. A step without trees has the roots alone as nodes.
+        """Learns from a step.
 
         perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
-        target's features of the nodes. Both cover all nodes, accepted or not; those of an image that waits,
-        whose count is 0, mean nothing.
+        target's features of the nodes. Both cover all nodes, accepted or not.
         """
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adt_tree.policy import PLAIN, TreeShape
+from adt_tree.policy import SMALLEST, TreeShape
 from adt_tree.static_trees import Paths
 
 
@@ -42,7 +42,11 @@ def valid_first(valid: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
-    """The tree shapes of all images in flight: their bounds on the host, the shapes on the device."""
+    """The tree shapes of all images in flight: their bounds on the host, the shapes on the device.
+
+    The bounds are at least 1. Where a tree has no room for a node, its limits are 0, and its nodes are
+    padding.
+    """
 
     depth: int  # upper bound on the depths of the trees
     width: int  # upper bound on their widths
@@ -51,7 +55,7 @@ class BatchShapes:
     limits: Tensor  # [B, 3] int64: depth, width and budget of each image's tree
 
     @staticmethod
-    def of(shapes: Sequence[TreeShape], device: torch.device, at_least: TreeShape = PLAIN) -> BatchShapes:
+    def of(shapes: Sequence[TreeShape], device: torch.device, at_least: TreeShape = SMALLEST) -> BatchShapes:
         """Returns one shape per image with their bounds, which are at least those of at_least. If at_least is
         the largest shape of a policy, all steps have the same bounds."""
         limits = [(shape.depth, shape.width, shape.budget) for shape in shapes]
@@ -60,7 +64,7 @@ class BatchShapes:
             depth=max(depth, at_least.depth),
             width=max(width, at_least.width),
             budget=max(budget, at_least.budget),
-            levels=max(shape.levels for shape in shapes),
+            levels=max(1, *(shape.levels for shape in shapes)),
             limits=to_device(limits, device),
         )
 

@@ -26,15 +26,14 @@ LEAST = 1e-25  # total mass below which fp32 cannot represent the proportions of
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of a step: every image commits `count` codes, count - 1 accepted drafts and one more. An
-    image that waits in the step commits none.
+    """The outcome of a step: every image commits `count` codes, count - 1 accepted drafts and one more.
 
     Example: the path root -> 3 -> 5 is accepted, and the target chose code y after node 5. Then path is
     [0, 3, 5], count is 3, and codes are [code of 3, code of 5, y].
     """
 
     path: Tensor  # [B, A] int64: accepted nodes, the root first; entries from count on are arbitrary indices
-    count: Tensor  # [B] int64: nodes on the path, the root included; 0 for an image that waits
+    count: Tensor  # [B] int64: nodes on the path, the root included
     codes: Tensor  # [B, A] int64: codes[:, j] follows node path[:, j]; code count - 1 is the target's choice
 
 
@@ -114,8 +113,6 @@ class Coupled:
         self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
     ) -> Verdict:
         choice = perturbed.argmax(dim=-1)
-        if tree.nodes == 1:  # a step of plain decoding should cost no more than one of the AR baseline
-            return root_verdict(choice)
         chosen_by_parent = choice.gather(1, tree.parents)
         if self.relaxation is None:
             hit = (tree.codes == chosen_by_parent) & tree.valid

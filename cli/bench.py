@@ -17,8 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
+from adt_tree.fastest_size import AutoTree
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method, all_names, split_name
 from cli.method_options import (
     METHOD_OPTIONS,

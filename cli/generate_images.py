@@ -211,7 +211,6 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
 
     entries: statistics by image. skipped: number of images of earlier runs. wall: seconds of this run.
     """
-    from adt_tree.records import size_shares
     from eval.runs.run_folder import tau_of
 
     count = len(entries)
@@ -224,7 +223,6 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
         "images": count, "skipped": skipped, "tau": round(tau_of(entries.values()), 4),
         "target_calls": mean("target_calls", 2), "drafter_calls": mean("drafter_calls", 2),
         "mean_depth": mean("mean_depth", 3), "mean_nodes": mean("mean_nodes", 3),
-        "tree_sizes": size_shares(entry.get("tree_sizes", {}) for entry in entries.values()),
         "latency_s": mean("latency", 4), "wall_s": round(wall, 3),
         "images_per_s": round(generated / wall, 4) if generated else None,
     }  # fmt: skip

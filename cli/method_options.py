@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
+from adt_tree.fastest_size import AutoTree
 from adt_tree.method import (
     ADAPTIVE_OPTIONS,
     METHODS,
@@ -32,7 +32,7 @@ from cli.parser import Options, as_written, declare, option
 from models.registry import SPECS
 
 PUBLISHED_LANTERN = Lantern()
-AUTO = "auto"  # value of --total_token: adt_tree.budget chooses the size of trees
+AUTO = "auto"  # value of --total_token: the size of trees is chosen while decoding
 
 
 def total_token(tree: Tree | None) -> int | str | None:
@@ -167,7 +167,7 @@ class TreeOptions(Options):
         f"{AUTO}, only for {', '.join(name for name, spec in METHODS.items() if spec.auto)}: the size that "
         "generates most codes per second, found by measuring while decoding. With auto two runs in bf16 or "
         "fp16 may differ where two codes are almost equally probable; with a number they do not (default: "
-        f"{AUTO} in {', '.join(name for name, spec in METHODS.items() if spec.auto_default)} without "
+        f"{AUTO} in {', '.join(name for name, spec in METHODS.items() if spec.auto)} without "
         f"--lantern, --depth and --draft_top_k; else {_by_method('total_token', total_token)})",
         unit="NODES",
         read=_nodes,
@@ -346,9 +346,7 @@ def takes(spec: MethodSpec, name: str, value: Any) -> bool:
 def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
     """Returns the model's default tree for the method, changed by the options that are given."""
     if options.total_token == AUTO:
-        tree = SPECS[options.model].auto_tree(spec.name)
-        adaptive = isinstance(tree.base, AdaptiveTree)
-        return AutoTree(adaptive_tree(options, tree.base, None)) if adaptive else tree
+        return AutoTree()
     shaped = options.total_token or options.depth or options.draft_top_k
     base = SPECS[options.model].default_tree(spec.name, auto=not (options.lantern or shaped))
     if isinstance(base, AutoTree):

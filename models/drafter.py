@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError
 from adt_tree.ranges import part
-from adt_tree.roles import MOST_UNREAD_PAIRS, Prefix
+from adt_tree.roles import Prefix
 from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import read_config
@@ -117,8 +117,8 @@ def load_drafter(
 
 def step_entries(max_depth: int, max_width: int) -> int:
     """Returns a bound on the entries that one step places after the prefix of a row: those of a tree, or the
-    pairs that extend() reads, which may be unread ones of earlier steps, with a separator before each."""
-    return max(max_depth + 1, max_depth * max_width) + 2 * MOST_UNREAD_PAIRS
+    pairs of an accepted path."""
+    return max(max_depth + 1, max_depth * max_width)
 
 
 class EagleDrafter:
@@ -166,7 +166,7 @@ class EagleDrafter:
     def release(self, slot: int) -> None:
         self.cache.erase(slice(slot, None, self.target.slots))
 
-    def context(self, committed: Sequence[int], late: bool = False) -> int:
+    def context(self, committed: Sequence[int]) -> int:
         """Returns a bound on the codes in any slot's prefix. With few_shapes it is the whole image: the cache
         of one layer is small, so reading all of it costs little."""
         return self.target.grid.size if self.target.few_shapes else max(committed)
@@ -180,7 +180,7 @@ class EagleDrafter:
         with part("drafter"):
             hidden = self.run(tokens, features, order, ancestors)
             self.cache.length += by_branch(count, branches)
-            last = (count - 1).clamp(min=0)[None, :, None, None].expand(branches, -1, 1, size)
+            last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
             feature = hidden.gather(2, last)[:, :, 0]
             return self.target.logits(feature), feature
 

@@ -103,27 +103,27 @@ class SeparatorTarget:
         prefix = self.tokens.prefill(slot, prompt)
         return Prefix(prefix.logits, [torch.cat((branch, branch), dim=-1) for branch in prefix.features])
 
-    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
-        max_separators = self._max_separators(tree, [number for number in committed if number is not None])
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
+        max_separators = self._max_separators(tree, committed)
         rows = self.tokens.rows(tree.nodes + max_separators)
         width = self.grid.width
-        bounds = self.tokens.bounds([None if n is None else num_tokens(n, width) for n in committed])
+        bounds = self.tokens.bounds([num_tokens(n, width) for n in committed])
         if max_separators == 0:
             self._token_tree = None
             return self.run(self._score_nodes, tree.codes, tree.depths, tree.ancestors, bounds, rows)
-        roots = to_device([number or 0 for number in committed], self.device)
+        roots = to_device(committed, self.device)
         scored, self._token_tree = self.run(self._score_separated, tree, roots, bounds, rows)
         return scored
 
     def _score_nodes(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, bounds: tuple[int | None, ...], rows: int
+        self, codes: Tensor, depths: Tensor, ancestors: Tensor, bounds: tuple[int, ...], rows: int
     ) -> Scored:
         """Scores trees without separators."""
         scored = self.tokens.score(codes, depths, ancestors, bounds, rows)
         return Scored(scored.logits, torch.cat((scored.features, scored.features), dim=-1))
 
     def _score_separated(
-        self, tree: DraftTree, roots: Tensor, bounds: tuple[int | None, ...], rows: int
+        self, tree: DraftTree, roots: Tensor, bounds: tuple[int, ...], rows: int
     ) -> tuple[Scored, TokenTree]:
         """Scores trees with as many separators as the pass has rows for. roots [B]: the roots' indices."""
         column = (roots[:, None] + tree.depths) % self.grid.width
@@ -216,18 +216,16 @@ class SeparatorDrafter:
         self._num_pairs[slot] = 0
         self.tokens.release(slot)
 
-    def context(self, committed: Sequence[int], late: bool = False) -> RowContext:
+    def context(self, committed: Sequence[int]) -> RowContext:
         """Takes `committed` as the indices of the roots. With few_shapes there are few contexts: all levels
         may end a row, or none."""
         width = self.target.grid.width
         since_separator = min((root % width for root in committed if root >= width), default=width)
-        if late:  # separators may be anywhere
-            since_separator = 0
         ends = frozenset(width - 1 - root % width for root in committed)
         if self.target.few_shapes:
             since_separator = 0 if since_separator <= self._max_depth else width
             ends = frozenset(range(width) if min(ends) <= self._max_depth else ())
-        tokens = self.tokens.context([num_tokens(root, width) for root in committed], late)
+        tokens = self.tokens.context([num_tokens(root, width) for root in committed])
         return RowContext(tokens, since_separator, ends)
 
     def extend(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import CheckpointError
+from adt_tree.fastest_size import AutoTree
 from adt_tree.method import Tree, method_spec
 from adt_tree.policy import AdaptiveTree, TreeShape
 
@@ -130,14 +130,9 @@ class ModelSpec:
         Raises UserError for an unknown method.
         """
         row = method_spec(method)
-        tree = AutoTree() if auto and row.auto_default else row.tree
+        tree = AutoTree() if auto and row.auto else row.tree
         by_type: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
         return by_type[tree] if isinstance(tree, type) else tree
-
-    def auto_tree(self, method: str) -> AutoTree:
-        """Returns the trees of a method for `--total_token auto`."""
-        base = self.default_tree(method) if method_spec(method).network else None
-        return AutoTree(base if isinstance(base, TreeShape | AdaptiveTree) else None)
 
     @property
     def adaptive(self) -> AdaptiveTree:

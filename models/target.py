@@ -173,7 +173,7 @@ class ARTarget:
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
 
-    def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
+    def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         rows, bounds = self.rows(tree.nodes), self.bounds(committed)
         return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bounds, rows)
 
@@ -181,11 +181,11 @@ class ARTarget:
         """Returns the number of rows of a pass over `nodes` nodes: with few_shapes it is rounded up."""
         return row_bucket(nodes) if self.few_shapes else nodes
 
-    def bounds(self, committed: Sequence[int | None]) -> tuple[int | None, ...]:
+    def bounds(self, committed: Sequence[int]) -> tuple[int, ...]:
         """Returns the bounds on the codes in the slots' prefixes that a pass works with: one for each slot,
-        None where nobody reads the results, or with few_shapes a single one for all, rounded up."""
+        or with few_shapes a single one for all, rounded up."""
         if self.few_shapes:
-            return (context_bucket(max(number or 0 for number in committed), self.grid.size),)
+            return (context_bucket(max(committed), self.grid.size),)
         return tuple(committed)
 
     @property
@@ -198,7 +198,7 @@ class ARTarget:
         codes: Tensor,
         depths: Tensor,
         ancestors: Tensor,
-        committed: tuple[int | None, ...],
+        committed: tuple[int, ...],
         rows: int = 0,
     ) -> Scored:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
@@ -230,17 +230,14 @@ class ARTarget:
         """Returns [G, B, ...] with x [G, P, ...] in the P slots `present`, and zeros in the others."""
         return x.new_zeros(self.branches, self.slots, *x.shape[2:]).index_copy_(1, present, x)
 
-    def _lengths(self, committed: tuple[int | None, ...]) -> list[int | None]:
+    def _lengths(self, committed: tuple[int, ...]) -> list[int | None]:
         """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. If the cache may skip
-        rows, passes leave out idle slots and those whose results nobody reads."""
+        rows, passes leave out idle slots."""
         if self.few_shapes:
-            return [(committed[0] or 0) + self.max_prompt]
+            return [committed[0] + self.max_prompt]
         skip = self.cache.may_skip_rows
         pairs = zip(committed, self._prompts, strict=True)
-        return [
-            None if skip and (codes is None or not prompt) else (codes or 0) + prompt
-            for codes, prompt in pairs
-        ]
+        return [None if skip and not prompt else codes + prompt for codes, prompt in pairs]
 
     def features(
         self, codes: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]

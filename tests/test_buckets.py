@@ -13,6 +13,7 @@ import torch
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
 from adt_tree.engine import build
+from adt_tree.fastest_size import AutoTree, FastestSize
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.policy import TreeShape
@@ -28,7 +29,8 @@ from models.registry import RANDOM_WEIGHTS, SPECS
 MOST, MOST_ROWS, MOST_ADAPTIVE = 28, 56, 96
 CODES, WIDTH = 32, 8
 ROW_ENDS = ("lumina_mgpt", "emu3")  # families whose rows end in separators
-METHOD_NAMES = [name for name, row in METHODS.items() if not row.rival]
+AUTO = "auto"  # self-draft with --total_token auto
+METHOD_NAMES = [*(name for name, row in METHODS.items() if not row.rival), AUTO]
 PERIOD = 12  # steps: 12 accept nothing, the next 12 all drafts, the next 12 accept 0, 1, 2, 3, 0, ... drafts
 
 
@@ -73,8 +75,13 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     side = use.side // use.vq.patch_size
     model = random_model(family, use, Grid(side, side), torch.float32, torch.device("cpu"))
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: Recorder())
-    method = Method(name, Sampling(1.0, 0, 1.0, spec.guidance), spec.default_tree(name))
+    sampling, row = Sampling(1.0, 0, 1.0, spec.guidance), "self-draft" if name == AUTO else name
+    method = Method(row, sampling, spec.default_tree(row, auto=name == AUTO))
     engine = build(replace(model, graphs=True), method, 1, use.prompt)
+    if name == AUTO:  # the sizes and the rule of a GPU
+        shapes = AutoTree().shapes(model.grid, rows_are_padded=True)
+        policy = FastestSize(shapes, model.grid.width, idle_slots_cost=True)
+        engine = replace(engine, drafting=(engine.drafting[0], policy, engine.drafting[2]))
     run, advance = engine.target.run, BatchSlots.advance
     assert isinstance(run, GraphRunner)
 

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from adt_tree import Pipeline
-from adt_tree.decode import finished, speculative
 from adt_tree.engine import Engine, build
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
-from adt_tree.policy import PLAIN as NO_TREE
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.proposers.eagle import EagleProposer
 from adt_tree.proposers.rivals import JacobiWindow
@@ -33,7 +31,6 @@ from tests import test_engine_separators as separators
 from tests.checkpoints import Checkpoints, load
 from tests.decoding import codes_of
 from tests.tape import FILLER, Machine
-from tests.test_budget import Forced
 from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, new_engine
 
 
@@ -80,19 +77,6 @@ def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None
     captured, direct = (new_engine(method, slots, graphs) for graphs in (True, False))
     assert steps(captured.decode(IMAGES)) == steps(direct.decode(IMAGES))
     assert captured.target.run.captured > 1 and captured.target.cache.store.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["self-draft", "eagle-2"])
-def test_what_steps_without_trees_leave_survives_replays(name: str) -> None:
-    """A proposer keeps the results of such steps until it drafts again, while replays overwrite them."""
-    outcomes = []
-    for graphs in (True, False):
-        engine = new_engine(Method(name, Sampling(), TREE), 2, graphs)
-        proposer, _, rule = engine.drafting
-        policy = Forced([TREE, TREE] + 3 * [NO_TREE, NO_TREE])
-        outputs = speculative(engine.target, proposer, policy, rule, IMAGES, Sampling())
-        outcomes.append(steps(finished(outputs)))
-    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("name", ["ar", "self-draft", "eagle-2"])

@@ -16,7 +16,6 @@ from adt_tree.errors import UserError
 from adt_tree.method import Demand
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
-from adt_tree.roles import MOST_UNREAD_PAIRS
 from adt_tree.sampling import Sampling
 from cli.memory import table
 from models.checkpoint.weights import read_weights
@@ -35,7 +34,7 @@ DEPTH, WIDTH, NODES = 4, 3, 13
 
 def use(model: Model, images: int, prompt: int) -> Use:
     """Returns the use of a model under guidance with trees of those sizes."""
-    scratch = max(DEPTH + 1, DEPTH * WIDTH) + 2 * MOST_UNREAD_PAIRS
+    scratch = max(DEPTH + 1, DEPTH * WIDTH)
     return replace(model.use(images, SAMPLING, NODES, prompt), scratch=scratch)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adt_tree.budget.candidates import AutoTree
 from adt_tree.errors import UserError
+from adt_tree.fastest_size import AutoTree
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling

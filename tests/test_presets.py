@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adt_tree.budget.candidates import AutoTree
+from adt_tree.fastest_size import AutoTree
 from adt_tree.policy import TreeShape
 from cli.generate_images import Options
 from cli.method_options import method_from

@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.decode import speculative
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import METHODS, Lantern, Method
-from adt_tree.policy import PLAIN, TreeShape
+from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
 from tests.decoding import CPU, tree_of
-from tests.test_budget import Forced
 from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, new_engine, reference
 
 NOTHING = torch.empty(0)  # stands for the target's features and the noise, which self-drafting does not read
@@ -143,33 +141,13 @@ def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: 
         ((_, image),) = step.images
         codes[image.name] = image.codes
         if name == "self-draft":
-            if step.tree.nodes > 1:
-                assert proposer._neighbours._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
+            assert proposer._neighbours._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
         else:
             last = image.steps[-1]
             assert proposer._codes[0, : last.accepted + 1].tolist() == image.codes[last.position :]
     exact = reference(sampling)
     # Some committed drafts differ from the choice.
     assert sum(codes[image] != exact[image] for image in exact) > 2
-
-
-def test_codes_of_steps_without_trees_are_read_before_the_next_draft() -> None:
-    """The image in the first slot drafts in every sixth step while two are in flight, so it ends before the
-    other one. Then the next image begins, while codes of the other one have not been read."""
-    engine = new_engine(Method("self-draft", Sampling(), TREE), 2)
-    proposer, _, rule = engine.drafting
-    policy, begins, unread = Forced([TREE, PLAIN] + 5 * [PLAIN, PLAIN]), 0, 0
-    for step in speculative(engine.target, proposer, policy, rule, IMAGES, Sampling()):
-        if step.tree.nodes > 1:
-            for slot, image in step.images:
-                if image in step.finished:
-                    continue  # its slot has been released
-                assert proposer._neighbours._codes[slot, : len(image.codes)].tolist() == image.codes
-                assert int(proposer._position[slot]) == len(image.codes)
-        elif unread and any(len(image.steps) == 1 for _, image in step.images):
-            begins += 1
-        unread = 0 if step.tree.nodes > 1 else unread + 1
-    assert begins, "no image has begun after a step without trees"
 
 
 def test_positions_never_scored_copy_their_neighbours() -> None:

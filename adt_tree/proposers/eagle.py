@@ -10,20 +10,18 @@ levels, V codes, D features.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import MOST_UNREAD_PAIRS, Drafter, NoiseBelow, Prefix, Run, Setup, call
+from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, select, to_device, valid_first
+from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, select
 from adt_tree.verify import Verdict
 
 
@@ -43,33 +41,19 @@ Growth = Callable[[Drafter, Sampling | RowSampling, DraftState], DraftTree]
 
 
 class EagleProposer:
-    """Feeds the accepted path to the drafter, then grows a tree.
+    """Feeds the accepted path to the drafter, then grows a tree."""
 
-    In a step without trees the drafter does not run. It reads the prompts and the codes of such steps before
-    it drafts again.
-    """
-
-    def __init__(
-        self, drafter: Drafter, growth: Growth, slots: int, run: Run = call, most_unread: int | None = None
-    ) -> None:
-        """most_unread: how many steps without trees to remember. An image cannot take more steps than that,
-        so older ones belong to finished images."""
+    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run = call) -> None:
         self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
         self._codes = torch.zeros(slots, 1, dtype=torch.int64, device=drafter.device)
         self._count = torch.ones(slots, dtype=torch.int64, device=drafter.device)
-        self._unread_prompts = dict[int, tuple[Any, Prefix]]()  # by slot
-        # Features, codes and count, as above, of the steps without trees since the drafter last ran. The last
-        # of them is number _steps - 1. A slot's image has only the pairs of steps from number _first on.
-        self._unread = deque[tuple[Tensor, Tensor, Tensor]](maxlen=most_unread)
-        self._steps, self._first = 0, [0] * slots
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         # The drafter reads the prompt except for its last feature, which is paired with the first code here.
-        self._forget(slot)
-        self._unread_prompts[slot] = prompt, prefix
+        self.drafter.prefill(slot, prompt, prefix)
         last = torch.stack([branch[-1] for branch in prefix.features])
         if self._features is None:
             self._features = last[:, None, None].repeat(1, *self._codes.shape, 1)
@@ -78,19 +62,13 @@ class EagleProposer:
         self._count[slot] = 1
 
     def calls(self, shape: TreeShape) -> int:
-        return shape.depth  # extend() drafts the first level, and each expand() one more
+        return max(shape.depth, 1)  # extend() drafts the first level, and each expand() one more
 
     def release(self, slot: int) -> None:
         self.drafter.release(slot)
-        self._forget(slot)
-        self._count[slot] = 1  # every slot extends by at least one pair; nobody reads what an idle one drafts
+        self._count[slot] = 1  # every slot extends by at least one pair
         if self._features is not None:  # NaN in a pair that is not valid would reach the valid ones
             self._features[:, slot] = 0
-
-    def _forget(self, slot: int) -> None:
-        """Forgets what the drafter has not read of the slot's earlier image."""
-        self._unread_prompts.pop(slot, None)
-        self._first[slot] = self._steps
 
     def propose(
         self,
@@ -102,30 +80,8 @@ class EagleProposer:
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        self._read_unread(committed)
         context, noise = self.drafter.context(committed), noise_below(shapes.levels)
         return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
-
-    def _read_unread(self, committed: Sequence[int]) -> None:
-        """Extends the drafter's prefix by the unread prompts, and by the pairs of the unread steps: about
-        MOST_UNREAD_PAIRS at a time, because a pair in a pass of its own costs as much as many together."""
-        for slot, (prompt, prefix) in self._unread_prompts.items():
-            self.drafter.prefill(slot, prompt, prefix)
-        self._unread_prompts.clear()
-        while self._unread and self._steps - len(self._unread) < min(self._first):
-            self._unread.popleft()  # before the image of any slot began
-        if not self._unread:
-            return
-        context = self.drafter.context(committed, late=True)
-        first = to_device(self._first, self.drafter.device)
-        while self._unread:
-            steps, width = [], 0
-            while self._unread and width < MOST_UNREAD_PAIRS:
-                number = self._steps - len(self._unread)
-                features, codes, count = self._unread.popleft()
-                steps.append((features, codes, count.masked_fill(first > number, 0)))
-                width += codes.shape[1]
-            self._run(self.drafter.extend, *joined(steps), context)
 
     def _grow(
         self,
@@ -141,26 +97,7 @@ class EagleProposer:
         return self.growth(self.drafter, sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        if tree.nodes == 1:  # the drafter did not run, so it has not read the pairs of the step before
-            assert self._features is not None, "observe() needs a prefilled image"
-            self._unread.append((self._features.clone(), self._codes.clone(), self._count.clone()))
-            self._steps += 1
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
-
-
-def joined(steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the features [G, B, A, D], codes [B, A] and number of valid pairs [B] of consecutive steps as
-    those of one step, whose valid pairs come first; the features of the others are 0, because NaN would reach
-    the valid ones. A is at least MOST_UNREAD_PAIRS, so that there are few shapes."""
-    features = torch.cat([step[0] for step in steps], dim=2)
-    codes = torch.cat([step[1] for step in steps], dim=1)
-    number = torch.arange(codes.shape[1], device=codes.device)
-    valid = torch.cat([number[: c.shape[1]] < count[:, None] for _, c, count in steps], dim=1)
-    order = valid_first(valid)
-    features = features.masked_fill(~valid[..., None], 0)
-    features = features.gather(2, order[None, ..., None].expand_as(features))
-    added = max(MOST_UNREAD_PAIRS - codes.shape[1], 0)
-    return F.pad(features, (0, 0, 0, added)), F.pad(codes.gather(1, order), (0, added)), valid.sum(dim=1)
 
 
 def pairs_on_path(features: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,7 +114,7 @@ def make(setup: Setup) -> EagleProposer:
     if isinstance(setup.tree, StaticTree):
         keep_q = setup.method.verify == "rejection" and not setup.method.greedy
         growth = StaticGrowth(setup.tree, keep_q, setup.target.device)
-    return EagleProposer(drafter, growth, setup.target.slots, setup.target.run, setup.model.grid.size)
+    return EagleProposer(drafter, growth, setup.target.slots, setup.target.run)
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:

@@ -24,7 +24,7 @@ from adt_tree.proposers.candidates import Candidates, History, grow_chains, newe
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
 from adt_tree.sampling import RowSampling, Sampling
-from adt_tree.tree import BatchShapes, DraftTree, valid_first
+from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
 SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbouring cell
@@ -68,15 +68,11 @@ class SelfDraftProposer:
         self.history = History(grid.size, slots, candidates, device)
         self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
-        # The steps without trees since the last draft or prefill: the codes [B, 1], and how many of them each
-        # image committed [B], 0 or 1. _position and _neighbours do not include them yet.
-        self._unread: list[tuple[Tensor, Tensor]] = []
 
     def calls(self, shape: TreeShape) -> int:
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        self._read_plain_steps()  # they belong to the images of the other slots
         self.history.clear(slot)
         self._neighbours.begin(slot, code)
         self._position[slot] = 1
@@ -92,29 +88,13 @@ class SelfDraftProposer:
         committed: Sequence[int],
         sampling: Sampling | RowSampling,
     ) -> DraftTree:
-        self._read_plain_steps()
         return self._run(self._draft, shapes.all_levels, last_codes)
-
-    def _read_plain_steps(self) -> None:
-        """Stores the codes of all steps without trees since the last draft. In each such step this would take
-        time that a step of the AR baseline does not need."""
-        if self._unread:
-            codes, counts = zip(*self._unread, strict=True)
-            self._unread.clear()
-            committed = torch.stack(counts, dim=1) > 0
-            in_order = torch.cat(codes, dim=1).gather(1, valid_first(committed))
-            count = committed.sum(dim=1)
-            self._neighbours.commit(self._position, in_order, count)
-            self._position += count
 
     def _draft(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
         return grow_chains(self.candidates(shapes.depth, shapes.width), shapes, last_codes)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        if tree.nodes > 1:
-            self._run(self._learn, tree, perturbed, verdict)
-        else:  # the root scores the position that this step commits, so nobody would read it
-            self._unread.append((verdict.codes.clone(), verdict.count.clone()))
+        self._run(self._learn, tree, perturbed, verdict)
 
     def _learn(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
         """Stores the best codes of every node's distribution, accepted or not, and the committed codes.

@@ -255,7 +255,6 @@ class RunFolder:
             "drafter_calls": decoded.drafter_calls,
             "mean_depth": decoded.mean_depth,
             "mean_nodes": decoded.mean_nodes,
-            "tree_sizes": decoded.tree_sizes,
         }
         steps = [step.as_dict() for step in decoded.steps]
         self._write(ImageRecord(decoded.name, self._run, decoded.codes, statistics, steps))

@@ -1,0 +1,101 @@
+"""`--total_token auto`: the size of self-drafted trees, chosen by what their steps cost here. No torch.
+
+A larger tree commits more codes per step and makes every step longer. How much longer depends on the device
+and on the number of images in flight, so it is measured: the first steps try every size in turn. A wrong
+choice costs time but no codes, because the image of an exact method does not depend on its trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from adt_tree.grid import Grid
+from adt_tree.policy import TreeShape, self_drafted
+from adt_tree.records import Step
+
+# Drafted nodes to choose from. True: passes have 8, 16 or 32 rows, and smaller trees would gain no time.
+SIZES = {False: (3, 7, 15, 19, 31), True: (7, 15, 31)}
+# A self-drafted tree of n nodes accepts about 0.5 * n ** 0.7 codes, as the embedded model did at 7 to 31
+# nodes (docs/LOG.md). The factor is only where a run starts from.
+FACTOR, EXPONENT = 0.5, 0.7
+TIMED_STEPS = 4  # of each size. A loaded machine only adds time, so the shortest of them counts.
+MEMORY = 1000.0  # predicted codes over which the ratio of accepted to predicted ones is averaged
+
+
+@dataclass(frozen=True, slots=True)
+class AutoTree:
+    """Trees whose size is chosen while decoding: the value of Method.tree for `--total_token auto`."""
+
+    def __str__(self) -> str:
+        """Returns the name of these trees in the fingerprint of a run."""
+        return "auto"
+
+    @property
+    def largest(self) -> TreeShape:
+        """The largest shape that can be chosen."""
+        return self_drafted(SIZES[False][-1])
+
+    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+        """Returns the shapes to choose from, smallest first.
+
+        rows_are_padded: the number of rows of a pass is rounded up, root included. Deeper trees than an image
+        has room for after its first step are left out: all steps with them would be cut, and none timed.
+        """
+        shapes = [self_drafted(nodes) for nodes in SIZES[rows_are_padded]]
+        return [shape for shape in shapes if shape.depth <= grid.size - 3] or [self_drafted(1)]
+
+
+class FastestSize:
+    """The policy that takes the size n which commits most codes per second: argmax (1 + a * gain(n)) / ms(n).
+
+    ms(n) is the shortest of TIMED_STEPS steps, timed in the first steps at each number of images in flight;
+    the step after a change is left out, because it may allocate memory or record graphs. gain(n) is the
+    growth law, and a the ratio of accepted to predicted codes so far. A size is chosen when all are timed,
+    and again when an image begins or the number of images in flight changes. All images have trees of one
+    size.
+    """
+
+    def __init__(self, shapes: Sequence[TreeShape], row_width: int, idle_slots_cost: bool) -> None:
+        """row_width: W, the cells of a row; nodes beyond the cell below the root gain half as much.
+        idle_slots_cost: a step takes equally long whatever number of slots hold images."""
+        self._shapes, self._idle_slots_cost = shapes, idle_slots_cost
+        self._gain = [gain(shape.budget, row_width) for shape in shapes]
+        self._times: dict[int, list[list[float]]] = {}  # by images in flight: ms of the steps of each size
+        self._ratio = FACTOR
+        self._size, self._images = 0, 0  # index of the present shape, and images in flight
+        self._is_settled = self._is_first = False  # no choice is due; the present step follows a change
+
+    @property
+    def bounds(self) -> TreeShape:
+        return self._shapes[self._size]
+
+    def reset(self, slot: int, seed: int) -> None:
+        self._is_settled = False
+
+    def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
+        images = 1 if self._idle_slots_cost else len(roots)
+        times = self._times.setdefault(images, [[] for _ in self._shapes])
+        size, untimed = self._size, [n for n, steps in enumerate(times) if len(steps) < TIMED_STEPS]
+        if untimed:
+            size, self._is_settled = untimed[0], False
+        elif not self._is_settled or images != self._images:
+            speeds = [(1 + self._ratio * g) / min(ms) for g, ms in zip(self._gain, times, strict=True)]
+            size, self._is_settled = speeds.index(max(speeds)), True
+        self._is_first = (size, images) != (self._size, self._images)
+        self._size, self._images = size, images
+        return dict.fromkeys(roots, self._shapes[size])
+
+    def observe(self, steps: Mapping[int, Step]) -> None:
+        """Steps whose trees were cut at the end of their images are left out."""
+        whole = [step for step in steps.values() if step.depth == self._shapes[self._size].depth]
+        for step in whole:
+            self._ratio += (step.accepted - self._ratio * self._gain[self._size]) / MEMORY
+        times = self._times[self._images][self._size]
+        if whole and not self._is_first and len(times) < TIMED_STEPS:
+            times.append(whole[0].ms)
+
+
+def gain(nodes: int, row_width: int) -> float:
+    """Returns the codes, up to a factor, that a self-drafted tree of so many nodes accepts."""
+    return (min(nodes, row_width) + max(nodes - row_width, 0) / 2) ** EXPONENT

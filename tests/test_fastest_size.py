@@ -1,0 +1,205 @@
+"""`--total_token auto` and 1: the size chosen by a simulated clock, and images that do not depend on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adt_tree.errors import UserError
+from adt_tree.fastest_size import SIZES, TIMED_STEPS, AutoTree, FastestSize
+from adt_tree.grid import Grid
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.pipeline import Pipeline
+from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.records import Step
+from adt_tree.sampling import Sampling
+from tests.conftest import Refused, Run
+from tests.decoding import codes_of
+
+SHAPES = AutoTree().shapes(Grid(16, 16), rows_are_padded=False)
+TRIALS = len(SHAPES) * (TIMED_STEPS + 1)  # steps in which sizes are timed
+
+
+class Clock:
+    """Runs a policy. Its time is what `ms` returns for the drafted nodes and the steps since a change."""
+
+    def __init__(self, policy: FastestSize, ms: Callable[[int, int], float], accepted: float = 0.5) -> None:
+        """accepted: share of the drafted nodes."""
+        self._policy, self._ms, self._accepted = policy, ms, accepted
+        self._since, self._last = 0, (0, 0)
+
+    def run(self, steps: int, images: int = 1) -> list[int]:
+        """Returns the sizes of the steps, with as many images in flight."""
+        sizes = []
+        for _ in range(steps):
+            shapes = self._policy.shapes(dict.fromkeys(range(images), 0))
+            (shape,) = set(shapes.values())
+            self._since = self._since + 1 if self._last == (shape.budget, images) else 0
+            self._last = shape.budget, images
+            step = Step(
+                0, 0, 0, shape.depth, 1, shape.budget, int(self._accepted * shape.depth),
+                self._ms(shape.budget, self._since),
+            )  # fmt: skip
+            self._policy.observe(dict.fromkeys(range(images), step))
+            sizes.append(shape.budget)
+        return sizes
+
+
+def policy(idle_slots_cost: bool = False) -> FastestSize:
+    return FastestSize(SHAPES, 16, idle_slots_cost)
+
+
+def test_every_size_is_timed_in_turn() -> None:
+    expected = [size for size in SIZES[False] for _ in range(TIMED_STEPS + 1)]
+    assert Clock(policy(), lambda nodes, since: 1.0).run(TRIALS) == expected
+
+
+@pytest.mark.parametrize(
+    ("ms", "best"),
+    [
+        (lambda nodes, since: 1.0, 31),
+        (lambda nodes, since: 1.0 + nodes, 3),
+        (lambda nodes, since: 1.0 if nodes <= 15 else 2.0, 15),
+        # Of the timed steps the shortest counts.
+        (lambda nodes, since: 9.0 if nodes == 31 and since != 2 else 1.0, 31),
+        # The step after a change is not timed.
+        (lambda nodes, since: (1.0 + nodes) * (since > 0) + 0.001, 3),
+    ],
+)
+def test_the_fastest_size_is_chosen(ms: Callable[[int, int], float], best: int) -> None:
+    assert set(Clock(policy(), ms).run(TRIALS + 50)[TRIALS:]) == {best}
+
+
+def test_size_follows_acceptance_when_an_image_begins() -> None:
+    """A tree of 31 nodes takes 1.6 times as long as one of 3. It is chosen as long as half of its codes are
+    accepted, and no longer after many steps that accepted none."""
+    rule = policy()
+    ms = lambda nodes, since: 1 + nodes / 50  # noqa: E731
+    assert set(Clock(rule, ms).run(TRIALS + 200)[TRIALS:]) == {31}
+    rejecting = Clock(rule, ms, accepted=0.0)
+    assert set(rejecting.run(1000)) == {31}
+    rule.reset(0, seed=1)
+    assert set(rejecting.run(10)) == {3}
+
+
+def test_other_numbers_of_images_are_timed_anew_unless_idle_slots_cost() -> None:
+    def ms(images: int) -> Callable[[int, int], float]:
+        return lambda nodes, since: 1.0 + (images > 1) * nodes
+
+    for idle_slots_cost, later in ((False, 3), (True, 31)):
+        rule = policy(idle_slots_cost)
+        assert Clock(rule, ms(1)).run(TRIALS + 1)[-1] == 31
+        assert Clock(rule, ms(4)).run(TRIALS + 1, images=4)[-1] == later
+        assert Clock(rule, ms(1)).run(1)[-1] == 31
+
+
+def test_cut_trees_and_steps_without_results_are_not_timed() -> None:
+    rule = policy()
+    for _ in range(TRIALS):
+        rule.shapes({0: 250, 1: 250})
+        rule.observe({0: Step(250, 15, 10, 2, 1, 2, 2, ms=0.1)})
+        rule.observe({})
+    assert rule.shapes({0: 0, 1: 0})[0] == SHAPES[0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "padded", "sizes"),
+    [
+        (Grid(32, 32), False, [3, 7, 15, 19, 31]),
+        (Grid(32, 32), True, [7, 15, 31]),
+        (Grid(4, 4), False, [3, 7]),  # a deeper tree would be cut in every step but the first
+        (Grid(1, 3), True, [1]),
+    ],
+)
+def test_sizes_fit_the_grid(grid: Grid, padded: bool, sizes: list[int]) -> None:
+    assert [shape.budget for shape in AutoTree().shapes(grid, padded)] == sizes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_codes_do_not_depend_on_sizes(pipe: Pipeline, temperature: float, batch_size: int) -> None:
+    sampling = Sampling(temperature, guidance=3.0)
+    requests = pipe.requests(["red heart", "sun", "rocket", "pizza"], seed=5)
+    plain = pipe.engine(pipe.method("ar", sampling=sampling), requests, batch_size)
+    engine = pipe.engine(pipe.method("self-draft", sampling=sampling), requests, batch_size)
+    assert engine.method.tree == AutoTree()
+    images = list(engine.decode(requests))
+    assert codes_of(images) == codes_of(plain.decode(requests))
+    assert len({step.budget for image in images for step in image.steps}) > 1
+
+
+def test_sizes_that_do_not_fit_are_left_out(pipe: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    """The decoder has positions for the prompt, the grid and a pass of 8 rows."""
+    requests, grid = pipe.requests(["red heart"], seed=5), Grid(8, 8)
+    decoder = pipe.model.decoder
+    limit = requests[0].prompt.length + grid.size + 8
+    config = replace(decoder.config, max_positions=limit)
+    small = Pipeline(replace(pipe.model, grid=grid))
+    before, decoder.config = decoder.config, config
+    try:
+        engine = small.engine(small.method("self-draft"), requests)
+    finally:
+        decoder.config = before
+    notices = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1] for line in notices] == [f" no trees of {n} nodes" for n in (32, 20, 16)]
+    assert engine.drafting is not None
+    assert engine.drafting[1].shapes({0: 0})[0].budget == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("self-draft", {"lantern": Lantern()}),
+        ("self-draft", {"control": "accept-all"}),
+        ("eagle-2", {}),
+        ("adt-tree", {}),
+        ("sjd", {}),
+    ],
+)
+def test_auto_is_refused_where_the_image_depends_on_trees(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"total_token auto|type TreeShape|type AdaptiveTree"):
+        Method(name, Sampling(), AutoTree(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--method adt-self-draft --total_token auto", "total_token"),
+        ("--method eagle-2 --total_token auto", "total_token"),
+        ("--method self-draft --total_token 1 --depth 4", "--depth 4"),
+        ("--method self-draft --lantern --total_token auto", "total_token"),
+        ("--method self-draft --total_token auto --depth 4", "--depth 4"),
+        ("--total_token 0", "total_token"),
+        ("--total_token several", "total_token"),
+    ],
+)
+def test_auto_on_the_command_line(words: str, named: str, refused: Refused) -> None:
+    assert named in refused("generate_images", *words.split())
+
+
+def one_node(name: str) -> Method:
+    adaptive = METHODS[name].tree_type is AdaptiveTree
+    tree = AdaptiveTree(budget=0) if adaptive else TreeShape(0, 4, 0)
+    return Method(name, Sampling(guidance=3.0), tree)
+
+
+@pytest.mark.parametrize("name", [n for n, s in METHODS.items() if s.tree_type in (TreeShape, AdaptiveTree)])
+def test_one_node_is_the_loop_of_the_ar_baseline(name: str, pipe: Pipeline) -> None:
+    requests = pipe.requests(["red heart", "sun"], seed=5)
+    plain = pipe.engine(pipe.method("ar", sampling=Sampling(guidance=3.0)), requests)
+    engine = pipe.engine(one_node(name), requests)
+    assert engine.drafting is None
+    assert codes_of(engine.decode(requests)) == codes_of(plain.decode(requests))
+
+
+def test_a_run_says_auto_and_continues(generate: Run, tmp_path: Path) -> None:
+    for skipped in (0, 5):
+        status, out, err = generate("auto", "--method", "self-draft")
+        assert status == 0, err
+        assert json.loads(out.splitlines()[-1])["skipped"] == skipped
+    assert '"auto"' in (tmp_path / "auto" / "generation_configs.json").read_text()
