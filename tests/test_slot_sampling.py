@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from adt_tree.batch import SlotSampling
 from adt_tree.engine import Engine
 from adt_tree.method import Lantern, Method
 from adt_tree.roles import Request
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.slot_sampling import SlotSampling
 from models.target import ARTarget, Prompt
 from tests.decoding import CPU, codes_of
 from tests.tape import Machine
