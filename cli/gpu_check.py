@@ -1,4 +1,4 @@
-"""gpu_check: checks and measures this machine's GPU part by part, each in a new process with a time limit.
+"""gpu_check: runs the GPU tests, and measures the embedded model and random models of published dimensions.
 
 scripts/gpu_check.sh calls it with an interpreter that can use the GPU.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from models.checkpoint.files import make_folder, read_json, write_json
+from models.checkpoint.files import make_folder, write_json
 from models.registry import RANDOM_WEIGHTS
 
-PARTS = ("tests", "emoji", *RANDOM_WEIGHTS, "compiled")
+PARTS = ("tests", "emoji", *RANDOM_WEIGHTS)
 
 
 @declare
@@ -25,49 +25,45 @@ class Options(Base):
 
     parts: tuple[str, ...] = positional(
         "tests: the tests marked gpu; emoji: images of the embedded model, compared with the AR baseline's; "
-        f"{', '.join(RANDOM_WEIGHTS)}: a model of the published dimensions with random weights; compiled: "
-        "emoji and all of these models with --compile (default: all parts)",
+        f"{', '.join(RANDOM_WEIGHTS)}: a model of the published dimensions with random weights, with and "
+        "without CUDA graphs, and compiled (default: all parts)",
         "PART",
     )
     minutes: float = option(
-        "time limit of each part; measurements that it has not reached by then are left out",
+        "time limit of each process; an interrupted measurement goes on when the command is run again",
         9.0,
         above=0,
         most=1440,
     )
-    device: str = option(
-        "cpu: try out the check itself, without graphs and compiled layers", "cuda", choices=("cuda", "cpu")
-    )
-    output_dir: str = option(
-        "folder of the results; the table also has the parts that earlier calls stored there",
-        "runs/gpu_check",
-        unit="DIR",
-    )
+    device: str = option("cpu: try out the check itself", "cuda", choices=("cuda", "cpu"))
+    output_dir: str = option("folder of the results", "runs/gpu_check", unit="DIR")
 
 
 def run(options: Options) -> None:
-    """Prints a table, the measurements left out and the bounds missed; the last line is one JSON document.
-
-    Ends with status 1 if a bound was missed or a measurement failed.
-    """
+    """Prints a table and what is wrong; the last line is one JSON document. Ends with status 1 if anything is
+    wrong: a failed test, other codes in fp32, too much memory, or a part that did not run."""
     for part in options.parts:
         if part not in PARTS:
             raise UserError(f"gpu_check {part}: unknown part; choose from {', '.join(PARTS)}")
     refuse_without_gpu(options.device)
-    from eval.gpu.part import run_part
-    from eval.gpu.summary import document, text_of
+    from eval import gpu_check
 
     folder = Path(options.output_dir)
     make_folder(folder)
-    for part in options.parts or PARTS:
-        print(f"gpu_check: {part}", file=sys.stderr)
-        write_json(folder / f"{part}.json", run_part(part, options.device, 60 * options.minutes))
-    files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
-    results = {file.stem: read_json(file, "remove it and run its part again") for file in files}
-    result = document(results, PARTS, f"python main.py {shlex.join(sys.argv[1:])}")
-    print(text_of(result))
-    print(json.dumps(result))
-    if result["missed"]:
+    chosen = [part for part in gpu_check.parts(options.device) if part.name in (options.parts or PARTS)]
+    results = [gpu_check.run(part, folder.resolve(), 60 * options.minutes) for part in chosen]
+    lines = gpu_check.wrong(results)
+    document = {
+        "command": f"python main.py {shlex.join(sys.argv[1:])}",
+        "environment": next((result["environment"] for result in results if "environment" in result), None),
+        "rows": gpu_check.rows(results),
+        "tests": next((result["tests"] for result in results if "tests" in result), None),
+        "wrong": lines,
+    }
+    write_json(folder / "gpu_check.json", document)
+    print("\n".join([gpu_check.text_of(results), *lines]))
+    print(json.dumps(document))
+    if lines:
         raise SystemExit(1)
 
 

@@ -1,28 +1,33 @@
 #!/usr/bin/env bash
-# Checks and measures the GPU of this machine, part by part: tests, kernels, launches, milliseconds per step, memory, equal images.
-# Prints one table and, as the last line, one JSON document. Exit status: 0; 1 if a bound was missed; 2 if there is no GPU.
+# Runs the GPU tests and measures this machine's GPU: milliseconds per step, memory, equal images.
+# Prints one table and, as the last line, one JSON document. Exit status: 0; 1 if something is wrong; 2 if it cannot run here.
 # Usage: bash scripts/gpu_check.sh [PART ...] [options]     (`main.py gpu_check --help` names them; default: all parts)
 # It runs with PYTHON=..., or else with the first of .venv and python3 that has a CUDA build of torch and all packages, or else it
-# sets up .venv with PyPI's build of torch. Each part takes ten minutes at most and can run alone.
+# sets up .venv with PyPI's build of torch (TORCH_INDEX_URL=... names another index).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-needed="torch numpy safetensors tokenizers yaml tqdm PIL"
+needed="torch numpy safetensors tokenizers yaml tqdm PIL scipy pytest"
+driver_of_torch=580  # PyPI's build of the pinned torch is for CUDA 13
+needed_gb=10
 
 # Prints what an interpreter lacks to use a GPU, or nothing.
 lacks() {
     command -v "$1" >/dev/null || { echo "it does not exist"; return; }
     # shellcheck disable=SC2086 # the names are words
     "$1" -c 'import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 missing = [name for name in sys.argv[1:] if find_spec(name) is None]
 if sys.version_info < (3, 11):
     print("it is older than Python 3.11")
 elif missing:
     print("it has no", ", ".join(missing))
+elif tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
+    print(f"its torch {version('"'torch'"')} is older than 2.11")
 else:
     import torch
     if not torch.version.cuda:
-        print(f"its torch {torch.__version__} is a build for CPUs")' $needed || echo "it does not run"
+        print(f"its torch {torch.__version__} is a build for CPUs")' $needed 2>/dev/null || echo "it does not run"
 }
 refuse() { echo "gpu_check: $*" >&2; exit 2; }
 
@@ -36,10 +41,16 @@ else
     done
 fi
 if [ -z "$PYTHON" ]; then
-    [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1 || refuse "there is no GPU here: no NVIDIA driver is loaded"
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
+    [ -n "$driver" ] || refuse "there is no GPU here: no NVIDIA driver answers nvidia-smi"
+    [ "${driver%%.*}" -ge $driver_of_torch ] || [ -n "${TORCH_INDEX_URL:-}" ] ||
+        refuse "the driver $driver is older than $driver_of_torch, which PyPI's torch needs: update it, or name torch's index" \
+            "of a build for CUDA 12 by TORCH_INDEX_URL="
     reason=$([ ! -e .venv ] || lacks .venv/bin/python)
     case $reason in *CPUs) refuse "the interpreter of .venv cannot use the GPU: $reason; remove .venv, or name another by PYTHON=" ;; esac
-    bash scripts/setup.sh requirements-dev.txt ||
+    free_gb=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1000000))
+    [ "$free_gb" -ge $needed_gb ] || refuse "set-up needs $needed_gb GB, and this disk has $free_gb GB free: free some"
+    bash scripts/setup.sh requirements-gpu.txt ||
         refuse "set-up failed; without network name an interpreter with a CUDA build of torch by PYTHON="
     PYTHON=.venv/bin/python
 fi

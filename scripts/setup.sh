@@ -14,13 +14,17 @@ if ! { [ -x .venv/bin/python ] && suitable .venv/bin/python && .venv/bin/python 
         if suitable "$python"; then break; fi
         python=
     done
-    if [ -z "$python" ]; then
+    if [ -n "$python" ]; then
+        echo "setup: creating .venv with $("$python" --version)"
+        "$python" -m venv --clear .venv
+    elif [ -z "${PYTHON:-}" ] && command -v uv >/dev/null; then
+        echo "setup: creating .venv with a Python that uv brings"
+        uv venv --quiet --clear --seed --python 3.12 .venv
+    else
         echo "setup: found no Python 3.11 or later with the modules venv and ensurepip (Debian: package python3-venv);" \
-            "name one with PYTHON=/path/to/python3" >&2
+            "name one with PYTHON=/path/to/python3, or install uv, which brings one" >&2
         exit 1
     fi
-    echo "setup: creating .venv with $("$python" --version)"
-    "$python" -m venv --clear .venv
 fi
 
 # A mark in .venv holds the checksum of all that decides what is installed. The requirements files include one another.

@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,50 +111,62 @@ def test_what_is_wrong_missing_or_unknown_is_refused(
 
 
 NO_TORCH, CPU_BUILD = "it has no torch", "its torch 2.13.0 is a build for CPUs"
-ASKED = """#!/bin/sh
+OLD_PYTHON, OLD_TORCH = "it is older than Python 3.11", "its torch 2.4.0 is older than 2.11"
+STUB = """#!/bin/sh
 case $1 in
     -c) echo "{lacks}" ;;
+    --query*) echo "{driver}" ;;
+    -Pk) printf 'h\\nd 0 0 {free} 0\\n' ;;
     *) echo "$0" "$@" >>{log} ;;
 esac
 """
 SET_UP = 'echo setup "$@" >>{log}; mkdir -p .venv/bin; cp ready .venv/bin/python; exit {status}\n'
-# What each interpreter lacks, the exit status of setup.sh, and the interpreter that runs main.py or, if none
-# does, words of the refusal.
-INTERPRETERS = [
-    ({".venv/bin/python": "", "bin/python3": ""}, 0, ".venv/bin/python"),
-    ({".venv/bin/python": CPU_BUILD, "bin/python3": ""}, 0, "bin/python3"),
-    ({"bin/python3": NO_TORCH}, 0, ".venv/bin/python"),
-    ({".venv/bin/python": NO_TORCH, "bin/python3": NO_TORCH}, 0, ".venv/bin/python"),
-    ({"bin/python3": NO_TORCH}, 1, "PYTHON="),
-    ({".venv/bin/python": CPU_BUILD, "bin/python3": NO_TORCH}, 0, "remove .venv"),
+VENV, SYSTEM = ".venv/bin/python", "bin/python3"
+# What each interpreter lacks, what else is not as on a good machine, and the interpreter that runs or
+# words of the refusal.
+MACHINES = [
+    ({VENV: "", SYSTEM: ""}, {}, VENV),
+    ({VENV: CPU_BUILD, SYSTEM: ""}, {}, SYSTEM),
+    ({SYSTEM: NO_TORCH}, {}, VENV),
+    ({SYSTEM: OLD_TORCH}, {}, VENV),
+    ({SYSTEM: OLD_PYTHON}, {}, VENV),
+    ({}, {}, VENV),
+    ({VENV: NO_TORCH, SYSTEM: NO_TORCH}, {}, VENV),
+    ({SYSTEM: NO_TORCH}, {"status": 1}, "without network"),
+    ({VENV: CPU_BUILD, SYSTEM: NO_TORCH}, {}, "remove .venv"),
+    ({SYSTEM: NO_TORCH}, {"driver": ""}, "no NVIDIA driver"),
+    ({SYSTEM: NO_TORCH}, {"driver": "550.54.14"}, "TORCH_INDEX_URL="),
+    ({SYSTEM: NO_TORCH}, {"free": 2_000_000}, "10 GB"),
 ]
 
 
-@pytest.mark.parametrize(("lacking", "status", "expected"), INTERPRETERS)
-def test_gpu_check_looks_for_an_interpreter(
-    lacking: dict[str, str], status: int, expected: str, tmp_path: Path
+@pytest.mark.parametrize(("lacking", "machine", "expected"), MACHINES)
+def test_gpu_check_starts_or_says_in_one_line_what_is_missing(
+    lacking: dict[str, str], machine: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """The script runs in another folder, where nvidia-smi names a GPU and every program is a stub."""
+    """The script runs in another folder, where every program that it asks is a stub."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPTS / "gpu_check.sh", tmp_path / "scripts")
     log = tmp_path / "log"
-    for name, lacks in {"ready": "", "bin/nvidia-smi": "", **lacking}.items():
+    good = {"driver": "580.95.05", "free": 90_000_000, "status": 0} | machine
+    absent = {SYSTEM: "it does not run"}
+    for name, lacks in {"ready": "", "bin/nvidia-smi": "", "bin/df": "", **absent, **lacking}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(ASKED.format(lacks=lacks, log=log))
+        stub = STUB.format(lacks=lacks, log=log, driver=good["driver"], free=good["free"])
+        (tmp_path / name).write_text(stub)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "scripts" / "setup.sh").write_text(SET_UP.format(log=log, status=status))
+    (tmp_path / "scripts" / "setup.sh").write_text(SET_UP.format(log=log, status=good["status"]))
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": ""}
     words = ["bash", tmp_path / "scripts" / "gpu_check.sh", "emoji"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
     calls = log.read_text() if log.exists() else ""
-    if expected in ("PYTHON=", "remove .venv"):
+    if expected in (VENV, SYSTEM):
+        assert done.returncode == 0 and calls.endswith("main.py gpu_check emoji\n"), done.stderr
+        assert expected in calls.splitlines()[-1]
+        assert ("setup requirements-gpu.txt" in calls) == ("" not in lacking.values())
+    else:
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr
         assert "main.py" not in calls
-    else:
-        assert done.returncode == 0 and calls.endswith("main.py gpu_check emoji\n")
-        assert expected in calls.splitlines()[-1]
-    set_up = NO_TORCH in lacking.values() and "remove" not in expected
-    assert ("setup requirements-dev.txt" in calls) == set_up
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")

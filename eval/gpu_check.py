@@ -1,0 +1,148 @@
+"""The parts of a GPU check, each a process of its own: what they run, and what their results say.
+
+This file does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from adt_tree.method import METHODS
+from eval.tables import table
+from models.registry import RANDOM_WEIGHTS, SPECS
+
+ROOT = Path(__file__).resolve().parents[1]
+EXACT = tuple(name for name, spec in METHODS.items() if spec.exact and name != "ar")
+NODES = "32"  # of self-drafted trees, whose sizes would otherwise follow the measured times
+# The default, which records the parts of a step as CUDA graphs, with a profile; then one factor at a time.
+FACTORS = (("--profile",), ("--no-cuda_graphs",), ("--compile",))
+MAX_MEMORY = 1.2  # peak over estimate
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of a check."""
+
+    name: str  # the group that the command line names: "tests", "emoji" or a family
+    words: tuple[str, ...]  # what follows the interpreter
+
+    @property
+    def folder(self) -> str:
+        """Returns the name of the folder of this part's results."""
+        return "_".join(word.lstrip("-") for word in self.words if word not in ("main.py", "bench"))
+
+
+def parts(device: str) -> list[Part]:
+    """Returns all parts of a check in the order of running. On a CPU there is one factor, the default."""
+    bench = ("main.py", "bench", "--device", device, "--temperatures", "1")
+    found = [Part("tests", ("-m", "pytest", "-q", "-o", "addopts=", "-m", "gpu", "tests/test_gpu.py"))]
+    for precision in ("fp32", "bf16"):
+        found.append(Part("emoji", (*bench, "--precision", precision, "--methods", *EXACT)))
+    for family in RANDOM_WEIGHTS:
+        words = (*bench, "--random_weights", "--model", family, "--num_images", "1")
+        for factor in FACTORS if device == "cuda" else FACTORS[:1]:
+            drafted = ("--methods", "self-draft", "--total_token", NODES)
+            found.append(Part(family, (*words, *drafted, *factor)))
+        if METHODS[SPECS[family].method].network:
+            found.append(Part(family, (*words, "--methods", "eagle-2")))
+    return found
+
+
+def run(part: Part, folder: Path, seconds: float) -> Document:
+    """Runs a part for at most `seconds` and returns its result: the counts of tests or the document of bench,
+    or under "failed" the reason why there is none."""
+    target = folder / part.folder
+    tests = part.name == "tests"
+    store = ("--junitxml", f"{target}.xml") if tests else ("--output_dir", str(target))
+    command = [sys.executable, *part.words, *store]
+    print(f"gpu_check: {' '.join(command[1:])}", file=sys.stderr)
+    result: Document = {"part": part.name, "command": " ".join(("python", *command[1:]))}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, timeout=seconds, text=True, check=False,
+            stdout=sys.stderr if tests else subprocess.PIPE,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return result | {"failed": f"not finished after {seconds:.0f} s; run it again with more --minutes"}
+    if tests and done.returncode in (0, 1):
+        return result | {"tests": counts(Path(f"{target}.xml"))}
+    if done.returncode:
+        return result | {"failed": f"ended with status {done.returncode}; its reason stands above"}
+    return result | json.loads(done.stdout.splitlines()[-1])
+
+
+def counts(file: Path) -> Document:
+    """Returns the counts of the tests in pytest's JUnit file, and the names of those that failed."""
+    cases = list(ElementTree.parse(file).iter("testcase"))
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    kinds = ("failure", "error")
+    failed = [case.get("name") for case in cases if any(case.find(kind) is not None for kind in kinds)]
+    return {"passed": len(cases) - skipped - len(failed), "skipped": skipped, "failed": failed}
+
+
+def rows(results: Sequence[Mapping[str, Any]]) -> list[Document]:
+    """Returns a row for every method that a part measured, with the part's model, precision and factor."""
+    found = []
+    for result in results:
+        memory, weights = result.get("memory") or {}, result.get("weights_read") or {}
+        for row in result.get("rows", ()):
+            options = result["options"]
+            found.append(
+                {
+                    "model": options["model"],
+                    "type": result["environment"]["precision"],
+                    "method": row["method"],
+                    "factor": " ".join(word for (word,) in FACTORS[1:] if word in result["command"]),
+                    "exact": row["exact"],
+                    **{key: row[key] for key in ("step_ms", "tau", "SR", "images", "same_image")},
+                    **{key: weights.get(key) for key in ("weights_mb", "read_ms")},
+                    **{key: memory.get(key) for key in ("peak_bytes", "estimate_bytes")},
+                }
+            )
+    return found
+
+
+def wrong(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line for everything that must not happen on any GPU: a failed test, a part that did not run,
+    other codes than the AR baseline's in fp32, and more memory than the estimate by a fifth. Times are not
+    judged."""
+    lines = [f"failed: {result['command']}: {result['failed']}" for result in results if "failed" in result]
+    for result in results:
+        lines += [f"test failed: {name}" for name in result.get("tests", {}).get("failed", ())]
+    for row in rows(results):
+        name = " ".join(filter(None, (row["model"], row["type"], row["method"], row["factor"])))
+        if row["exact"] and row["type"] == "fp32" and row["same_image"] < 1:
+            lines.append(f"other codes: {name}: {row['same_image']:.0%} of the images are those of ar")
+        if row["peak_bytes"] and row["peak_bytes"] > MAX_MEMORY * row["estimate_bytes"]:
+            peak, estimate = row["peak_bytes"] / 1e9, row["estimate_bytes"] / 1e9
+            lines.append(f"more memory: {name}: {peak:.2f} GB, and the estimate is {estimate:.2f} GB")
+    return lines
+
+
+def text_of(results: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the results as a table and a line on the tests."""
+    shown = {
+        "model": "model", "type": "type", "method": "method", "factor": "factor", "step_ms": "ms per step",
+        "read_ms": "ms to read the weights", "tau": "tau", "SR": "speed-up", "same_image": "= AR",
+    }  # fmt: skip
+    lines = [
+        {title: str(row[key]) for key, title in shown.items() if row[key] not in (None, "")}
+        for row in rows(results)
+    ]
+    for line, row in zip(lines, rows(results), strict=True):
+        if row["peak_bytes"]:
+            line |= {key: f"{row[f'{key}_bytes'] / 1e9:.2f} GB" for key in ("peak", "estimate")}
+    tests = [
+        f"tests: {done['passed']} passed, {done['skipped']} skipped, {len(done['failed'])} failed"
+        for done in (result["tests"] for result in results if "tests" in result)
+    ]
+    return "\n\n".join([*([table(lines)] if lines else []), *tests])
