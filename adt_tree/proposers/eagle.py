@@ -59,14 +59,14 @@ class EagleProposer:
             self._features = last[:, None, None].repeat(1, *self._codes.shape, 1)
         self._features[:, slot, 0] = last
         self._codes[slot, 0] = code
-        self._count[slot] = 1
+        self._count[slot : slot + 1] = 1
 
     def calls(self, shape: TreeShape) -> int:
         return max(shape.depth, 1)  # extend() drafts the first level, and each expand() one more
 
     def release(self, slot: int) -> None:
         self.drafter.release(slot)
-        self._count[slot] = 1  # every slot extends by at least one pair
+        self._count[slot : slot + 1] = 1  # every slot extends by at least one pair
         if self._features is not None:  # NaN in a pair that is not valid would reach the valid ones
             self._features[:, slot] = 0
 

@@ -53,7 +53,7 @@ class GumbelWindow:
         self._codes[rows] = self._neighbours.fill(at, self._codes[rows], fresh, rows)[0]
 
     def release(self, slot: int) -> None:
-        self._position[slot] = 1
+        self._position[slot : slot + 1] = 1
 
     def propose(
         self,

@@ -75,10 +75,10 @@ class SelfDraftProposer:
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         self.history.clear(slot)
         self._neighbours.begin(slot, code)
-        self._position[slot] = 1
+        self._position[slot : slot + 1] = 1
 
     def release(self, slot: int) -> None:
-        self._position[slot] = 1
+        self._position[slot : slot + 1] = 1
 
     def propose(
         self,
