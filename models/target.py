@@ -23,7 +23,7 @@ from models.cache import KVCache
 from models.graphs import context_bucket, row_bucket
 from models.packed import cache_dtype, pack
 from models.positions import AxisPositions
-from models.transformer import Decoder, join
+from models.transformer import Decoder, join, logits_of
 
 UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
 
@@ -254,7 +254,7 @@ class ARTarget:
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns the logits of the codes, [..., V] fp32, of features [..., D]."""
-        return self.decoder.head(features).float()
+        return logits_of(self.decoder.head, features)
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         self.run(self.commit_path, verdict.path, verdict.count, tree.leafy_chain)

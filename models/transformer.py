@@ -321,6 +321,19 @@ def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
     return nn.Sequential(OrderedDict(proj_out=first, gelu=nn.GELU(), vision_head=second))
 
 
+def logits_of(head: nn.Module, features: Tensor) -> Tensor:
+    """Returns the head's logits [..., V] of features [..., D] in fp32.
+
+    On CUDA a matrix of 16 bits leaves its sums unrounded. Guidance would amplify the rounding, and codes that
+    are nearly equally probable would change places with the number of rows of the pass.
+    """
+    if isinstance(head, nn.Linear) and head.weight.is_cuda and head.weight.dtype != torch.float32:
+        rows = features.flatten(0, -2)
+        product = torch.mm(rows, head.weight.t(), out_dtype=torch.float32)
+        return product.unflatten(0, features.shape[:-1])
+    return head(features).float()
+
+
 class Positioned(nn.Module):
     """A token embedding and rotary positions: the common part of a decoder and its drafter."""
 
