@@ -52,15 +52,9 @@ class DataOptions(Base):
 
 @declare
 class LossOptions(Base):
-    """loss: SmoothL1 on features + p_w * distance between distributions"""
+    """loss: SmoothL1 on features + p_w * cross-entropy of codes"""
 
-    p_w: float = option("weight of the distance between distributions", 0.1, unit="W", least=0, most=1e6)
-    distance: str = option(
-        "distance of the drafter's distribution of codes from the target's; total variation is the share of "
-        "drafted codes that the best acceptance rule rejects",
-        "cross_entropy",
-        choices=("cross_entropy", "total_variation"),
-    )
+    p_w: float = option("weight of the cross-entropy", 0.1, unit="W", least=0, most=1e6)
     coupled: bool = option(
         "train on both guidance branches of an image; --no-coupled: on one of them, the unconditional "
         "one for 10 % of the images",

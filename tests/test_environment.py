@@ -11,8 +11,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from models.registry import SPECS
 from tests.checkpoints import Checkpoints
 from tests.runs import ROOT, images, python
@@ -23,7 +21,7 @@ JANUS = "ckpts/janus_pro/Janus-Pro-1B"  # the checkpoint that the documents name
 
 def run(*words: object) -> None:
     """Runs Python in a new process, which must succeed."""
-    done = python(*words)
+    done = python(*words, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
@@ -33,11 +31,15 @@ def python_block(document: str) -> str:
     return block
 
 
-@pytest.mark.parametrize("family", SPECS)
-def test_generate_images(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
-    options = ["--prompt", "a red heart", "--num_images", 1, "--drafter_type", "self-draft"]
-    run("main.py", "generate_images", *checkpoints[family].words(), *options, "--output_dir", tmp_path)
-    assert len(images(tmp_path)) == SPECS[family].pixels
+def test_generate_images(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    options = "--prompt heart --num_images 1 --method self-draft --output_dir".split()
+    lines = [
+        ["generate_images", *checkpoints[family].words(), *options, str(tmp_path / family)]
+        for family in SPECS
+    ]
+    run("-c", f"import main; assert not any([main.main(words) for words in {lines!r}])")
+    for family, spec in SPECS.items():
+        assert len(images(tmp_path / family)) == spec.pixels
 
 
 def test_readme_from_pretrained(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def test_exit_status(
         raise error
 
     monkeypatch.setattr(main, "dispatch", fail)
+    with pytest.raises(type(error)):
+        main.main(["bench", "--debug"])
     assert main.main(["bench"]) == status
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and str(error.args[-1] if error.args else "") in line

@@ -179,8 +179,6 @@ def test_the_loss_is_the_published_one(checkpoints: Checkpoints, data: Data) -> 
     assert outcome.agreement[0] == pytest.approx(float(common), rel=1e-4)
     guided = measure(outs, batch, head, Objective(p_w=0.1, guidance=3.0))
     assert abs(float(guided.loss) - float(outcome.loss)) > 1e-3  # control
-    varied = measure(outs, batch, head, Objective(p_w=0.1, distance="total_variation"))
-    assert float(varied.loss) == pytest.approx(float(smooth) + 0.1 * (1 - outcome.agreement[0]), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

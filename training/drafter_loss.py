@@ -1,4 +1,4 @@
-"""The loss of a drafter: SmoothL1 on features, a distance between code distributions, over unrolled steps.
+"""The loss of a drafter: SmoothL1 on features and cross-entropy of codes, over unrolled steps.
 
 Step 1 reads the target's features. Step j reads the drafter's own features of step j - 1, as decoding does at
 level j of a tree (training-time test, EAGLE-3, 2503.01840). With one step this is EAGLE's loss (2401.15077).
@@ -37,13 +37,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """L = sum_j decay^(j - 1) (SmoothL1 + p_w * distance) over steps j."""
+    """L = sum_j decay^(j - 1) (SmoothL1 + p_w * cross-entropy) over steps j."""
 
     steps: int = 1
     p_w: float = 0.1
     decay: float = 0.8
     guidance: float | None = None  # of the distributions that are compared; None: each branch by itself
-    distance: str = "cross_entropy"  # or total_variation, which is 1 - agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +124,8 @@ def measure(outputs: list[Tensor], batch: Batch, head: nn.Module, objective: Obj
         log_q = code_logits(drafted, batch, head, objective.guidance).log_softmax(dim=-1)
         entropy = -(p * log_q).sum(dim=-1).mean()
         overlap = torch.minimum(p, log_q.exp()).sum(dim=-1).mean()
-        distance = entropy if objective.distance == "cross_entropy" else 1 - overlap
         regression = F.smooth_l1_loss(drafted.float(), targets)
-        total = total + objective.decay**step * (regression + objective.p_w * distance)
+        total = total + objective.decay**step * (regression + objective.p_w * entropy)
         agreement.append(overlap.item())
         if step == 0:
             is_mode = log_q.topk(min(MAX_RANK, log_q.shape[-1]), dim=-1).indices == mode

@@ -33,7 +33,7 @@ from training.shards import Shards, read_shards
 
 # Options that a resumed run must share with the one that saved its state.
 FIXED_OPTIONS = (
-    "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w", "distance",
+    "bs", "gradient_accumulation_steps", "optimizer", "lr", "muon_lr", "weight_decay", "p_w",
     "coupled", "cfg_loss", "cfg_scale", "ttt_steps", "step_decay", "data_noise", "mean", "std", "ema", "seed",
     "train_data_ratio", "precision", "grad_clip", "grad_clip_by",
 )  # fmt: skip
@@ -62,7 +62,7 @@ class Trainer:
         self.step, self._start = 0, time.monotonic()
         self.head = unpacked(model.decoder.head)
         guidance = args.cfg_scale if args.cfg_loss else None
-        self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance, args.distance)
+        self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance)
         self.validation_objective = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)
         self.fields = (
             read_fields_of(Path(args.config_path), model) if args.config_path else default_fields(model)
