@@ -16,7 +16,7 @@ from types import ModuleType
 
 from adt_tree.errors import UserError
 
-# command -> what it does; cli/COMMAND.py, or cli/scores/COMMAND.py, has its Options and its run(options)
+# command -> what it does; cli/COMMAND.py has its Options and its run(options); eval_* are in cli/evaluate.py
 COMMANDS = {
     "generate_images": "generate images from prompts, with statistics and maps",
     "bench": "time methods against the AR baseline in one run",
@@ -32,10 +32,11 @@ COMMANDS = {
     "extract_code": "encode captioned pictures for a drafter to learn from",
     "train_drafter": "train a drafter for any of the models",
     "train_emoji": "build the embedded model, one stage per call",
-    "eval_fid_clip": "compute the CLIP score of a run, and its FID against real images",
-    "eval_prec_recall": "compute precision and recall against real images",
-    "eval_hpsv2": "compute the human preference score (HPS v2) of a run",
-    "eval_quality": "compute Inception Score, KID, aesthetic score or EffNet-FD",
+    "evaluate": "score the images of a run: CLIP, HPS v2, FID, KID, Inception Score and others",
+    "eval_fid_clip": "evaluate --metrics clip fid",
+    "eval_prec_recall": "evaluate --metrics precision_recall",
+    "eval_hpsv2": "evaluate --metrics hps",
+    "eval_quality": "evaluate --metrics effnet_fd",
 }
 
 
@@ -57,7 +58,7 @@ def pick(prog: str, word: str, names: dict[str, str]) -> str:
 
 def module_of(name: str) -> ModuleType:
     """Returns the module of a command."""
-    return import_module(f"cli.scores.{name}" if name.startswith("eval_") else f"cli.{name}")
+    return import_module("cli.evaluate" if name.startswith("eval_") else f"cli.{name}")
 
 
 def dispatch(argv: Sequence[str]) -> None:
@@ -68,7 +69,8 @@ def dispatch(argv: Sequence[str]) -> None:
     name = pick("main.py", argv[0], COMMANDS)
     command = module_of(name)
     if name != "train_emoji":
-        command.run(command.Options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
+        options = command.ALIASES[name] if name.startswith("eval_") else command.Options
+        command.run(options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
         return
     prog, stages = "main.py train_emoji", command.STAGES
     if not argv[1:] or argv[1] in ("-h", "--help"):

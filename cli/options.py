@@ -13,7 +13,6 @@ from models.registry import SPECS
 from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
-PAIRED_COUNT = "score the first N prompts that have an image; fewer are an error; -1: all prompts"
 
 
 def image_count(text: str) -> int:
@@ -307,15 +306,4 @@ class ShardOptions(Options):
     features: bool = option(
         "also store the target's features (Anole: 17 MB per image), which train_drafter computes otherwise",
         False,
-    )
-
-
-@declare
-class ScoringOptions(Options):
-    """scoring"""
-
-    batch_size: int = option("images that a network takes at once", 64, unit="IMAGES", least=1)
-    device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
-    scores: str | None = option(
-        "file to which scores are appended (default: scores.jsonl beside the images)", unit="FILE"
     )

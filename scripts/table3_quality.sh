@@ -22,9 +22,7 @@ run() {  # NAME [OPTION...]: generates the images of one method
 if [ "$model" != emoji ]; then
     for name in ar eagle2 lantern adt adt-lantern; do
         run "$name" --config "configs/$model-$name.yaml" --temperature 1 "$@"
-        "$python" main.py eval_fid_clip --fake_dir "$out/$name" --how_many -1 ${REF_DIR:+--ref_dir "$REF_DIR"}
-        "$python" main.py eval_hpsv2 --image_path "$out/$name"
-        "$python" main.py eval_quality --fake_dir "$out/$name" --metrics is aesthetic
+        "$python" main.py evaluate --fake_dir "$out/$name" --metrics clip hps is aesthetic ${REF_DIR:+fid --ref_dir "$REF_DIR"}
     done
 else
     same=(--prompt configs/emoji_contact.txt --num_images -1 --batch_size 16 --heatmaps 0 --precision fp32 "$@")
@@ -37,7 +35,7 @@ else
         run "self_draft_k${k}_d$delta" --method self-draft --lantern --lantern_k "$k" --lantern_delta "$delta" "${same[@]}"
     done
     for folder in "${methods[@]}"; do
-        "$python" main.py eval_quality --fake_dir "$folder" --ref_dir "$out/ar_s43"
+        "$python" main.py evaluate --metrics effnet_fd --fake_dir "$folder" --ref_dir "$out/ar_s43"
     done
 fi
 "$python" main.py report "${methods[@]}"

@@ -79,7 +79,7 @@ def test_pairs_go_by_name_and_not_by_rank(run_folder: Path, tmp_path: Path, refu
     pairs = pictures.pairs_of(str(run_folder), None, 5, ("", ""))
     assert [(p.text, p.path.stem) for p in pairs] == [(TEXTS[row], str(row)) for row in (0, 2, 3, 4, 5)]
     for count in (-1, 6):
-        line = refused("eval_fid_clip", "--fake_dir", run_folder, "--how_many", count)
+        line = refused("evaluate", "--metrics", "clip", "--fake_dir", run_folder, "--how_many", count)
         assert f"--how_many {count}" in line and "5 of 6" in line
 
 
@@ -99,7 +99,7 @@ def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pyte
     """The score is the mean over whole images, prepared one at a time. No words are put before the
     prompts."""
     name, path = tiny.hps(tmp_path)
-    monkeypatch.setattr("cli.scores.eval_hpsv2.HPS_CLIP", name)
+    monkeypatch.setattr("cli.evaluate.HPS_CLIP", name)
     entry = result("eval_hpsv2", "--image_path", run_folder, "--hps_path", path, "--how_many", 4)
     clip, cosines = load_clip(name, "--hps_path", CPU, path), []
     mean, std = (torch.tensor(clip.model.visual.preprocess_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
@@ -113,8 +113,8 @@ def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pyte
 def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -> None:
     fakes, clip = sorted((run_folder / "img").iterdir()), tiny.clip(tmp_path)
     head, inception = tiny.aesthetic(tmp_path, 24)[1], tiny.inception(tmp_path)
-    words = ("eval_quality", "--fake_dir", run_folder, "--ref_dir", real, "--metrics")
-    places = ("--clip_path", clip, "--aesthetic_path", head, "--inception_path", inception)
+    words = ("evaluate", "--fake_dir", run_folder, "--ref_dir", real, "--metrics")
+    places = ("--aesthetic_clip", clip, "--aesthetic_path", head, "--inception_path", inception)
     entry = result(*words, "aesthetic", "is", "kid", "fid", *places, "--eval_res", 40, "--splits", 2)
     values = entry["scores"]
     assert set(values) == {"aesthetic", "is", "is_std", "kid", "kid_std", "fid_40px"}
@@ -122,7 +122,7 @@ def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -
     assert values["aesthetic"] == pytest.approx(networks.features(network, fakes, 1).mean().item(), abs=1e-5)
     assert values["is"] >= 1 and values["fid_40px"] > 0
     other = result(*words, "effnet_fd")
-    same = result("eval_quality", "--fake_dir", run_folder, "--ref_dir", run_folder / "img")
+    same = result("eval_quality", "--image_path", run_folder, "--ref_dir", run_folder / "img")
     assert abs(same["scores"]["effnet_fd"]) < 1e-3 < 0.1 < other["scores"]["effnet_fd"]
     assert scores.read(run_folder / "scores.jsonl") == [entry, other, same]
 
@@ -139,8 +139,8 @@ def test_precision_and_recall_with_stored_features(
     assert entry["scores"] == result(*plain, *fake, "--ref_dir", real, "--k", 2)["scores"]
     same = result(*plain, *fake, "--ref_dir", run_folder)  # of which img/ alone is read
     assert same["scores"] == {"precision": 1.0, "recall": 1.0} and same["real_images"] == 6
-    fewer = result(*storing, *fake, "--num_samples", 6)
-    assert (fewer["images"], fewer["real_images"]) == (6, 6)
+    fewer = result(*storing, *fake, "--num_samples", 5, "--k", 1)
+    assert (fewer["images"], fewer["real_images"]) == (5, 5)
     assert "--k 6" in refused(*storing, *fake, "--k", 6)
     weights = torch.load(vgg, weights_only=True)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, vgg)
@@ -155,30 +155,36 @@ def test_refusals_name_what_is_wrong(refused: Refused, run_folder: Path, real: P
     prompts, empty, missing = tmp_path / "prompts.txt", tmp_path / "empty", tmp_path / "missing"
     prompts.write_text("one\ntwo\n")
     empty.mkdir()
-    fid = ("eval_fid_clip", "--fake_dir", run_folder)
-    quality = ("eval_quality", "--fake_dir", run_folder, "--ref_dir", real)
+    clip = ("evaluate", "--metrics", "clip", "--fake_dir", run_folder)
+    quality = ("evaluate", "--metrics", "effnet_fd", "--ref_dir", real, "--fake_dir", run_folder)
     for names, words in (
-        (("--how_many 5000",), fid),
+        (("--how_many 5000",), ("eval_fid_clip", "--fake_dir", run_folder, "--ref_dir", real)),
         (("--how_many 7", "6 images"), (*quality, "--how_many", 7)),
         (("--ref_how_many 8", "7 images"), (*quality, "--ref_how_many", 8)),
         (("--how_many", "-1"), (*quality, "--how_many", 0)),
-        (("--ref_dir",), quality[:3]),
-        (("--splits 9",), (*quality, "--metrics", "is", "--splits", 9)),
-        (("--fake_dir", "--fname_precalc"), ("eval_prec_recall",)),
-        (("--fake_dir", str(missing)), ("eval_quality", "--fake_dir", missing, "--ref_dir", real)),
-        (("--fake_dir", str(empty)), ("eval_quality", "--fake_dir", empty, "--ref_dir", real)),
+        (("--ref_dir",), ("evaluate", "--metrics", "kid", "--fake_dir", run_folder)),
+        (("--splits 9",), (*quality[:2], "is", *quality[5:], "--splits", 9)),
+        (("--fake_dir",), ("eval_prec_recall",)),
+        (("--fake_dir", str(missing)), (*quality[:-1], missing)),
+        (("--fake_dir", str(empty)), (*quality[:-1], empty)),
         (("--scores", str(missing)), (*quality, "--scores", missing / "scores.jsonl")),
-        (("2.png", "3.png"), (*fid, "--how_many", 2, "--caption_path", prompts)),
+        (("2.png", "3.png"), (*clip, "--how_many", 2, "--caption_path", prompts)),
+        # options that are not read
+        (("--splits 9",), (*quality, "--splits", 9)),
+        (("--ref_dir",), (*clip, "--ref_dir", real)),
+        (("--clip_model4eval",), (*clip, "--clip_path", empty, "--clip_model4eval", "ViT-G/14")),
+        (("--how_many 5",), (*quality, "--how_many", 5, "--num_samples", 5)),
+        (("--k 2",), ("eval_prec_recall", "--ref_dir", real, "--fname_precalc", missing, "--k", 2)),
     ):
         line = refused(*words)
         assert all(name in line for name in names), line
     image = run_folder / "img" / "prompt_1.png"
     image.write_bytes(b"")
-    line = refused(*fid, "--how_many", 2)
+    line = refused(*clip, "--how_many", 2)
     assert "prompt_1.png" in line and " 1.png" in line
     image.unlink()
     (run_folder / "img" / "3.png").write_bytes(b"no image")
     assert "3.png" in refused(*quality)
     for damaged in ("[1]", '{"0": {"prompt": 5}}'):
         (run_folder / "global_statistics_0_10000.json").write_text(damaged)
-        assert "--prompt_path" in refused("eval_hpsv2", "--image_path", run_folder)
+        assert "--caption_path" in refused("eval_hpsv2", "--image_path", run_folder)

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from adt_tree.errors import CheckpointError, UserError
 from eval.metrics import pictures
+from models.checkpoint.files import reading, write_atomic
 from models.checkpoint.weights import read_weights
 
 
@@ -134,3 +137,23 @@ def matching(path: Path, kind: str) -> Iterator[None]:
     except (RuntimeError, IndexError, KeyError, ValueError, TypeError) as error:
         detail = " ".join(str(error).split("\n\t")[-1].split())  # without the heading, torch's first line
         raise CheckpointError(f"{path}: not a {kind} ({detail[:150]})") from None
+
+
+def write_features(path: Path, features: Tensor, digest: str) -> None:
+    """Stores features [N, D] with the digest of the network that computed them."""
+    write_atomic(path, save({"features": features.contiguous()}, {"weights": digest}))
+
+
+def read_features(path: Path, digest: str, count: int) -> Tensor:
+    """Returns the first `count` stored rows; -1: all of them.
+
+    Raises UserError if the file is damaged, holds fewer, or was computed by a network of another digest.
+    """
+    with reading(path, "delete this --fname_precalc, and it is written again"):
+        with safe_open(path, framework="pt") as file:
+            computed_by, rows = (file.metadata() or {}).get("weights"), file.get_tensor("features")
+        if computed_by != digest:
+            raise ValueError(f"was computed by other weights ({computed_by})")
+        if count > len(rows):
+            raise ValueError(f"holds {len(rows)} rows, not {count}")
+    return rows if count < 0 else rows[:count]

@@ -1,1 +1,0 @@
-"""The commands that score images, eval_*: one file per command."""
