@@ -31,9 +31,8 @@ from cli.method_options import (
     total_token,
     unread,
 )
-from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model
+from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model, refuse_unread
 from cli.parser import as_written, declare, option
-from cli.unread import refuse_unread
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests
 from models.registry import RANDOM_WEIGHTS, SPECS
 

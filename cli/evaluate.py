@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
-from cli.options import DEVICES, image_count
+from cli.options import DEVICES, image_count, refuse_unread
 from cli.parser import Options as Base
 from cli.parser import declare, option
-from cli.unread import refuse_unread
 from eval.metrics.metric_weights import (
     AESTHETIC,
     AESTHETIC_CLIP,

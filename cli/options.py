@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, ClassVar
 
 from adt_tree.errors import UserError
 from cli.parser import Options, as_written, declare, option
@@ -307,3 +308,14 @@ class ShardOptions(Options):
         "also store the target's features (Anole: 17 MB per image), which train_drafter computes otherwise",
         False,
     )
+
+
+def refuse_unread(options: Any, names: Iterable[str], reason: str) -> None:
+    """Raises UserError for the first of these options whose value is not the command's default.
+
+    reason: why the option is not read.
+    """
+    defaults = {item.name: item.default for item in fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise UserError(f"{as_written(options, name) or f'--{name}'}: {reason}; leave it out")
