@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from adt_tree.errors import UserError
 from cli.options import DEVICES, image_count, refuse_unread
@@ -114,7 +114,7 @@ class Options(Base):
         "file to which scores are appended (default: scores.jsonl beside the images)", unit="FILE"
     )
 
-    ALIASES = {"image_path": "fake_dir", "prompt_path": "caption_path"}
+    ALIASES: ClassVar[dict[str, str]] = {"image_path": "fake_dir", "prompt_path": "caption_path"}
 
 
 @declare
