@@ -22,7 +22,7 @@ COMMANDS = {
     "bench": "time methods against the AR baseline in one run",
     "demo": "open a page on which two methods race and every step can be inspected",
     "serve": "answer requests for images over HTTP, in the form of OpenAI's API",
-    "load_test": "send requests to a running service, time them and check its images",
+    "load_test": "compare the images of a load test with those made offline",
     "report": "turn stored results into tables, plots and documents",
     "gpu_check": "check and measure this machine's GPU, part by part",
     "check_ckpts": "check a model's files by their headers and name every fault",

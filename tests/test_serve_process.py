@@ -23,7 +23,6 @@ from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from cli import serve as command
 from serve.app import create_app
-from serve.load import Process
 from serve.settings import Settings
 from tests.checkpoints import Checkpoints
 from tests.runs import ROOT
@@ -201,4 +200,4 @@ def test_the_decoding_thread_alone_keeps_a_team(
     gate.touch()
     with served(gate, words, threads=threads) as (process, site):
         assert post(site, stream=True, partial_rows=1).status_code == 200
-        wait_for(lambda: Process.of(process.pid).threads == ALONE + workers, 30)
+        wait_for(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) == ALONE + workers, 30)
