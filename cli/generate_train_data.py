@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from adt_tree.method import Method
-from adt_tree.sampling import Sampling
-from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions
+from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions, sampling_of
 from cli.parser import declare
 from eval.runs.prompts import DRAFTER_FILE, load_prompts, make_requests
 
@@ -32,16 +31,16 @@ def run(options: Options) -> None:
     import torch
     from tqdm import tqdm
 
-    from cli.model_from_options import load_without_drafter, with_checkpoint_sampling
+    from cli.model_from_options import load_without_drafter
     from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 
     pipe = load_without_drafter(options)
     model = pipe.model
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.cfg)
-    method = with_checkpoint_sampling(options, Method("ar", sampling), pipe)
+    method = Method("ar", sampling_of(options, model.spec))
     record = {name: getattr(method.sampling, name) for name in ("temperature", "top_k", "top_p")}
-    record |= {"cfg": options.cfg, "random_seed": options.random_seed, "precision": model.precision}
+    record |= {"cfg": method.sampling.guidance}
+    record |= {"random_seed": options.random_seed, "precision": model.precision}
     facts = {**origin(model, generated=True, features=options.features), **record}
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [prompt for prompt in prompts if prompt.name not in writer.names]

@@ -25,9 +25,8 @@ from adt_tree.method import (
     Tree,
 )
 from adt_tree.policy import INITS, MAIN_CHAIN, PURE_CHAIN, AdaptiveTree, TreeShape
-from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
-from cli.options import ModelOptions, SamplingOptions, check_model
+from cli.options import ModelOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
 from models.registry import SPECS
 
@@ -265,7 +264,7 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     changes = {name: value for name, value in values.items() if value is not None}
     return Method(
         spec.name,
-        Sampling(options.temperature, options.top_k, options.top_p, options.cfg),
+        sampling_of(options, SPECS[options.model]),
         tree_of(options, spec),
         replace(lantern, **changes) if options.lantern else None,
         options.verify or "coupled",
@@ -317,7 +316,7 @@ def selected(options: DecodingOptions) -> MethodSpec:
 def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
     """Returns the given options that would change nothing under the method, each with the reason."""
     reasons: dict[str, str] = {}
-    greedy = Sampling(options.temperature).greedy
+    greedy = sampling_of(options, SPECS[options.model]).greedy
     for name in METHOD_OPTIONS:
         if as_written(options, name) is None:
             continue

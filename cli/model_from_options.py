@@ -16,8 +16,10 @@ from cli.options import (
     GraphOptions,
     ModelOptions,
     PromptOptions,
+    SamplingOptions,
     check_model,
     sampling_defaults,
+    sampling_of,
 )
 from cli.parser import Options, as_written
 from models.loading import load as load_model
@@ -32,18 +34,18 @@ def resolved_options(options: Options, model: Model) -> dict[str, Any]:
     """Returns the options for JSON, with the values in use in place of "auto" and the model's defaults."""
     in_use = {"device": model.device.type, "precision": model.precision, "cuda_graphs": model.graphs}
     if isinstance(options, FilterOptions):
-        defaults = sampling_defaults(model.spec)
-        in_use |= {name: defaults[name] for name in options.defaulted}
+        own = sampling_defaults(model.spec)
+        in_use |= {name: value for name, value in own.items() if getattr(options, name, 0) is None}
     return {name: in_use.get(name, value) for name, value in asdict(options).items()}
 
 
 def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipeline) -> Method:
-    """Returns the method with the checkpoint's own temperature, top_k, top_p and guidance in place of those
-    that the command line left out."""
-    defaults = sampling_defaults(pipe.model.spec)
-    fields_of_options = {"cfg": "guidance"}  # option -> field of Sampling, where their names differ
-    changes = {fields_of_options.get(name, name): defaults[name] for name in options.defaulted}
-    return replace(method, sampling=replace(method.sampling, **changes))
+    """Returns the method with the checkpoint's own values where the command line left an option out. The
+    temperature stays where the command has no option for it."""
+    sampling = sampling_of(options, pipe.model.spec)
+    if not isinstance(options, SamplingOptions):
+        sampling = replace(sampling, temperature=method.sampling.temperature)
+    return replace(method, sampling=sampling)
 
 
 def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:

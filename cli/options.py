@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any
 
 from adt_tree.errors import UserError
+from adt_tree.sampling import Sampling
 from cli.parser import Options, as_written, declare, option
 from eval.runs.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 from models.registry import SPECS
@@ -51,9 +52,16 @@ def by_model(usual: object, default: Callable[[ModelSpec], object]) -> str:
 
 
 def sampling_defaults(spec: ModelSpec) -> dict[str, float]:
-    """Returns the defaults of the options of the distribution, by name."""
+    """Returns a model's own values of the options of the distribution, by name."""
     top_k = TOP_K if spec.top_k is None else spec.top_k
     return {"temperature": spec.temperature, "top_k": top_k, "top_p": spec.top_p, "cfg": spec.guidance}
+
+
+def sampling_of(options: Options, spec: ModelSpec) -> Sampling:
+    """Returns the distribution that the options ask for. A value that they leave out is the model's own."""
+    given = {name: getattr(options, name, None) for name in sampling_defaults(spec)}
+    values = sampling_defaults(spec) | {name: value for name, value in given.items() if value is not None}
+    return Sampling(values["temperature"], int(values["top_k"]), values["top_p"], values["cfg"])
 
 
 @declare
@@ -196,20 +204,20 @@ class PromptOptions(Options):
 class FilterOptions(Options):
     """sampling"""
 
-    top_k: int = option(
+    top_k: int | None = option(
         "sample among this many most probable codes; 0: all "
         f"(default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
         unit="CODES",
         least=0,
     )
-    top_p: float = option(
+    top_p: float | None = option(
         "sample among the most probable codes that together have this probability "
         f"(default: 1{by_model(1.0, lambda spec: spec.top_p)})",
         unit="P",
         above=0,
         most=1,
     )
-    cfg: float = option(
+    cfg: float | None = option(
         "scale of classifier-free guidance; 1: none, and one row per image instead of two "
         f"(default: 3{by_model('3', lambda spec: f'{spec.guidance:g}')})",
         unit="SCALE",
@@ -223,23 +231,12 @@ class FilterOptions(Options):
         unit="MODE",
     )
 
-    # Options that the command line left out: a checkpoint may have values of its own. Set per instance.
-    defaulted: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        spec = SPECS.get(getattr(self, "model", "emoji"), SPECS["emoji"])
-        defaults = sampling_defaults(spec)
-        names = tuple(name for name in defaults if hasattr(self, name) and getattr(self, name) is None)
-        for name in names:
-            object.__setattr__(self, name, defaults[name])
-        object.__setattr__(self, "defaulted", names)
-
 
 @declare
 class SamplingOptions(FilterOptions):
     """sampling"""
 
-    temperature: float = option(
+    temperature: float | None = option(
         "temperature of the softmax; 0 (up to 1e-5): greedy (default: 1"
         f"{by_model(1.0, lambda spec: spec.temperature)})",
         unit="T",
@@ -260,7 +257,11 @@ def check_model(options: ModelOptions) -> None:
         raise UserError(
             "--cfg_mode sequential: it belongs to lumina_mgpt, and changes nothing even there; leave it out"
         )
-    if isinstance(options, FilterOptions) and options.cfg != 1 and SPECS[options.model].guidance == 1:
+    if (
+        isinstance(options, FilterOptions)
+        and options.cfg not in (None, 1)
+        and SPECS[options.model].guidance == 1
+    ):
         raise UserError(
             f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1, or leave it out"
         )
