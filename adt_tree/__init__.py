@@ -11,14 +11,16 @@ from importlib import import_module
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
+from adt_tree.static_trees import StaticTree
 
 __all__ = [
-    "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "TreeShape", "generate",
+    "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "StaticTree",
+    "TreeShape", "generate",
 ]  # fmt: skip
-LATE = {"Output": "pipeline", "Pipeline": "pipeline", "generate": "generation.contract"}  # name -> its file
+LAZY = {"Output": "pipeline", "Pipeline": "pipeline", "generate": "generation.contract"}  # name -> its file
 
 
 def __getattr__(name: str) -> object:
-    if name not in LATE:
+    if name not in LAZY:
         raise AttributeError(f"module 'adt_tree' has no attribute {name!r}")
-    return getattr(import_module(f"adt_tree.{LATE[name]}"), name)
+    return getattr(import_module(f"adt_tree.{LAZY[name]}"), name)

@@ -6,24 +6,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
-
-import torch
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
-from adt_tree.fastest_size import AutoTree, FastestSize
 from adt_tree.method import Demand, Method
 from adt_tree.noise import Noise
-from adt_tree.policy import AdaptiveTree, AdjacencyAdaptive, Fixed, Policy, TreeShape
+from adt_tree.policy import Policy, TreeShape
 from adt_tree.records import Decoded
-from adt_tree.relax import Relaxation
-from adt_tree.roles import Model, Proposer, Request, Setup, Target
+from adt_tree.roles import MethodOnModel, Model, Proposer, Request, Target
 from adt_tree.sampling import Sampling
-from adt_tree.static_trees import STATIC_TREES
-from adt_tree.tree import StaticTree
-from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule
+from adt_tree.verify import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +44,25 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens.
 
     The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
-    proposer. UserError if the model's codebook is too small for the method's trees or neighbours.
+    proposer and the rule. UserError if the model's codebook is too small for the method's trees or
+    neighbours.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     demand = method.demand(model.num_codes)
     if method.tree is None or not method.drafting:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt, demand))
-    tree = StaticTree(STATIC_TREES[method.tree]) if isinstance(method.tree, str) else method.tree
     on_cpu = model.codebook.device.type == "cpu"
-    shapes = tree.shapes(model.grid, not on_cpu) if isinstance(tree, AutoTree) else [tree.largest]
+    shapes = method.tree.shapes(model.grid, rows_are_padded=not on_cpu)
     if shapes[-1].width > model.num_codes:
         raise UserError(
             f"a tree {shapes[-1].width} nodes wide: the codebook has {model.num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )
     target = largest_target(model, sampling, shapes, slots, max_prompt, demand)
-    setup = Setup(model, method, sampling, target, tree, shapes[-1])
-    proposer = import_module(f"adt_tree.proposers.{method.spec.proposer}").make(setup)
-    policy: Policy = Fixed(shapes[-1])
-    if isinstance(tree, AdaptiveTree):
-        policy = AdjacencyAdaptive(tree, slots, model.grid)
-    elif isinstance(tree, AutoTree):
-        policy = FastestSize(shapes, model.grid.width, idle_slots_cost=not on_cpu or target.few_shapes)
-    proposer_is_rule = not method.spec.verify and method.control is None
-    rule: Rule = proposer if proposer_is_rule else make_rule(setup)
+    setup = MethodOnModel(model, method, sampling, target, shapes[-1])
+    proposer, rule = import_module(f"adt_tree.{method.spec.module}").make(setup)
+    idle_slots_cost = not on_cpu or target.few_shapes
+    policy = method.tree.policy(shapes, model.grid, slots, idle_slots_cost)
     return Engine(method, sampling, target, (proposer, policy, rule))
 
 
@@ -98,23 +86,3 @@ def largest_target(
             if len(shapes) == 1:
                 raise
             print(f"total_token auto: no trees of {shapes.pop().num_nodes} nodes: {error}", file=sys.stderr)
-
-
-def make_rule(setup: Setup) -> Rule:
-    """Returns the verification rule. Greedy decoding without LANTERN is the coupled rule without noise."""
-    model, method = setup.model, setup.method
-    static = setup.tree if isinstance(setup.tree, StaticTree) else None
-    noise = Noise(model.num_codes, silent=method.greedy)
-    if method.control is not None:
-        return Control(noise, accept=method.control == "accept-all")
-    relaxation = None
-    if method.lantern is not None:
-        k = method.lantern.neighbours(model.num_codes)
-        table = Path(method.lantern.table) if method.lantern.table else None
-        relaxation = Relaxation(model.nearest(k + 1, table), k, method.lantern.delta)
-    if method.greedy and relaxation is not None:
-        order = None if static is None else torch.tensor(static.row_order, device=model.codebook.device)
-        return GreedyRelaxed(model.num_codes, relaxation, order)
-    if method.greedy or method.verify == "coupled":
-        return Coupled(noise, relaxation)
-    return Rejection(model.num_codes, static is not None, relaxation, reference=method.rules == "reference")

@@ -37,13 +37,16 @@ class AutoTree:
         return self_drafted(SIZES[False][-1])
 
     def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
-        """Returns the shapes to choose from, smallest first.
-
-        rows_are_padded: the number of rows of a pass is rounded up, root included. Deeper trees than an image
-        has room for after its first step are left out: all steps with them would be cut, and none timed.
-        """
+        """Returns the shapes to choose from, smallest first. Deeper trees than an image has room for after
+        its first step are left out: all steps with them would be cut, and none timed."""
         shapes = [self_drafted(nodes) for nodes in SIZES[rows_are_padded]]
         return [shape for shape in shapes if shape.depth <= grid.size - 3] or [self_drafted(1)]
+
+    def policy(
+        self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool
+    ) -> FastestSize:
+        """Returns the policy that chooses among `shapes`."""
+        return FastestSize(shapes, grid.width, idle_slots_cost)
 
 
 class FastestSize:

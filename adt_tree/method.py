@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields, replace
 
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
-from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape, self_drafted, windowed
+from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, Tree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling
-from adt_tree.static_trees import STATIC_TREES
+from adt_tree.static_trees import StaticTree
 
 VERIFY = ("coupled", "rejection")  # "coupled" gives the AR baseline's image; "rejection": the published rules
 RULES = ("fixed", "reference")  # arithmetic of "rejection": ours, or the released code's where it differs
@@ -22,7 +22,6 @@ CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
 SHAPE_OPTIONS = ("total_token", "depth", "draft_top_k")
 ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if item.name != "budget")
-Tree = TreeShape | AdaptiveTree | AutoTree | str  # a str names a static tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class MethodSpec:
 
     name: str
     about: str  # one line for --help
-    proposer: str | None = None  # module of adt_tree/proposers/ that drafts; None: the AR baseline
+    module: str | None = None  # of adt_tree, that drafts; None: the AR baseline
     network: bool = False  # true if it needs the drafter network
     tree: Tree | type | None = None  # default tree, or only its type if it depends on the model family
     tree_options: tuple[str, ...] = ()  # options that change the tree
@@ -42,19 +41,18 @@ class MethodSpec:
     auto: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # true if a seed gives the AR baseline's image under the coupled rule
     rival: bool = False  # true for a published method with which bench compares self-draft
-    tail: str = ""  # for the proposer `rivals`: the key in TAILS of its rule for codes after a rejected draft
 
     @property
     def tree_type(self) -> type:
-        """AdaptiveTree, TreeShape, str for a static tree, or NoneType for the AR baseline."""
+        """AdaptiveTree, TreeShape, StaticTree, or NoneType for the AR baseline."""
         return self.tree if isinstance(self.tree, type) else type(self.tree)
 
     @property
     def drafter(self) -> str:
         """The value of the published flag --drafter_type for this method."""
-        if self.proposer is None:
+        if self.module is None:
             return "none"
-        return "eagle" if self.proposer == "eagle" else self.name.removeprefix("adt-")
+        return "eagle" if self.network else self.name.removeprefix("adt-")
 
     @property
     def options(self) -> frozenset[str]:
@@ -73,7 +71,7 @@ class MethodSpec:
 EAGLE_2 = MethodSpec(
     "eagle-2",
     "the drafter network grows a tree of fixed depth and width (EAGLE-2)",
-    proposer="eagle",
+    module="proposers.eagle",
     network=True,
     tree=TreeShape,
     tree_options=SHAPE_OPTIONS,
@@ -83,7 +81,7 @@ EAGLE_2 = MethodSpec(
 SELF_DRAFT = MethodSpec(
     "self-draft",
     "drafts come from the model's own earlier passes, without a drafter network",
-    proposer="self_draft",
+    module="proposers.self_draft",
     tree=self_drafted(31),  # with the root 32 nodes, a number for which graphs are recorded (models.graphs)
     tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
@@ -95,14 +93,13 @@ SELF_DRAFT = MethodSpec(
 SJD = MethodSpec(
     "sjd",
     "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
-    proposer="rivals",
+    module="rivals.sjd",
     tree=windowed(15, 1),  # the sizes of the rivals are the published ones
     tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
     resize=windowed,
     seed_cells=("random", "left", "above"),
     exact=False,
     rival=True,
-    tail="resample",
 )
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
@@ -112,7 +109,7 @@ METHODS: dict[str, MethodSpec] = {
             EAGLE_2,
             name="eagle-1",
             about="the drafter network fills a static tree (EAGLE-1)",
-            tree=str,
+            tree=StaticTree,
             tree_options=("tree_choices",),
         ),
         EAGLE_2,
@@ -139,17 +136,16 @@ METHODS: dict[str, MethodSpec] = {
             name="sjd-coupled",
             about="sjd that keeps drafts by maximal coupling (2510.24211)",
             tree=windowed(63, 1),
-            tail="couple",
+            module="rivals.sjd_coupled",
         ),
         replace(
             SJD,
             name="sjd-gumbel",
             about="a Jacobi window with noise fixed per position (2510.24211): self-draft without a history",
-            proposer="gumbel_window",
+            module="rivals.sjd_gumbel",
             tree=windowed(63, 1),
             verify=("coupled",),
             exact=True,
-            tail="",
         ),
         replace(
             SJD,
@@ -157,7 +153,7 @@ METHODS: dict[str, MethodSpec] = {
             about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
             tree=windowed(63, 4),
             tree_options=SHAPE_OPTIONS,
-            tail="couple",
+            module="rivals.sjd_pac",
         ),
     )
 }
@@ -243,7 +239,6 @@ class Method:
             kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
             raise UserError(f"tree of method {self.name}: it must be of type {kinds}")
         settings = {
-            "tree": (self.tree if isinstance(self.tree, str) else None, tuple(STATIC_TREES)),
             "verify": (self.verify if self.verify != "coupled" else None, spec.verify),
             "rules": (self.rules, RULES),
             "control": (self.control, CONTROLS),
@@ -276,7 +271,7 @@ class Method:
     @property
     def drafting(self) -> bool:
         """True if the method drafts. The AR baseline does not, nor a method whose trees have one node."""
-        return self.tree is not None and (isinstance(self.tree, str) or self.tree.largest.levels > 0)
+        return self.tree is not None and self.tree.largest.levels > 0
 
     @property
     def copied_cells(self) -> str:
@@ -300,14 +295,14 @@ class Method:
         """True if a seed gives the AR baseline's image, code for code.
 
         Under the coupled rule it does, and under every rule at temperature 0. Rejection keeps only the
-        distribution, as do the methods of the proposer `rivals`; LANTERN and controls keep neither.
+        distribution, as do rivals with a rule of their own; LANTERN and controls keep neither.
         """
         coupled = self.verify == "coupled" and self.spec.exact
         return not self.lantern and not self.control and (coupled or self.greedy)
 
     def demand(self, num_codes: int) -> Demand:
         """Returns the method's use of device memory with a codebook of that size."""
-        static, neighbours = isinstance(self.tree, str), 0
+        static, neighbours = isinstance(self.tree, StaticTree), 0
         if self.lantern is not None:
             neighbours = self.lantern.neighbours(num_codes) + 1
         if self.greedy:

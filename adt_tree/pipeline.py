@@ -18,7 +18,8 @@ from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError
-from adt_tree.method import METHODS, Lantern, Method, Tree
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,8 +40,16 @@ class TreeShape:
 
     @property
     def largest(self) -> TreeShape:
-        """The shape itself. Other kinds of trees have several shapes, of which this is the largest."""
+        """The shape itself. Adaptive trees have several shapes, of which this is the largest."""
         return self
+
+    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+        """Returns the shape itself."""
+        return [self]
+
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool) -> Fixed:
+        """Returns the policy that always asks for this shape."""
+        return Fixed(self)
 
     def cut(self, levels: int) -> TreeShape:
         """Returns the shape with at most `levels` levels, so that no code beyond the image is drafted."""
@@ -50,6 +58,26 @@ class TreeShape:
 
 ROOT_ONLY = TreeShape(0, 0, 0)  # of the AR baseline, of idle slots and of images at their last position
 SMALLEST = TreeShape(1, 1, 1)  # one drafted node
+
+
+class Tree(Protocol):
+    """The trees of a method. A TreeShape and a StaticTree are fixed; an AdaptiveTree changes its shape from
+    cell to cell, and an AutoTree its size from image to image.
+
+    Trees are values: str() of equal trees is equal, and it is a part of a run's fingerprint.
+    """
+
+    @property
+    def largest(self) -> TreeShape:
+        """The largest shape that a tree can have."""
+
+    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+        """Returns the shapes for which a target needs room, smallest first. Those that do not fit may be left
+        out, as long as one remains. rows_are_padded: the number of rows of a pass is rounded up."""
+
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool) -> Policy:
+        """Returns the policy that shapes the trees of `slots` images. shapes: those of shapes() that fit.
+        idle_slots_cost: a step takes equally long whatever number of slots hold images."""
 
 
 class Policy(Protocol):
@@ -126,6 +154,16 @@ class AdaptiveTree:
     def largest(self) -> TreeShape:
         """The greatest depth, width and budget that a tree can have."""
         return TreeShape(self.depth_max, self.width_max, self.budget)
+
+    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+        """Returns the largest shape."""
+        return [self.largest]
+
+    def policy(
+        self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool
+    ) -> AdjacencyAdaptive:
+        """Returns the policy of ADT-Tree with these constants."""
+        return AdjacencyAdaptive(self, slots, grid)
 
 
 # Self-drafting: a tree of up to PURE_CHAIN nodes is a chain; MAIN_CHAIN bounds the main chain of a larger one

@@ -19,13 +19,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from adt_tree.fastest_size import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import Demand, Method
-from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.noise import Noise
+from adt_tree.policy import TreeShape
+from adt_tree.relax import Relaxation
 from adt_tree.sampling import RowSampling, Sampling
-from adt_tree.tree import BatchShapes, DraftTree, StaticTree
-from adt_tree.verify import Verdict
+from adt_tree.tree import BatchShapes, DraftTree, Topology
+from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule, Verdict
 
 # noise_below(levels) is the noise [B, levels, V] for the codes below the roots; row l is for depth l + 1.
 NoiseBelow = Callable[[int], Tensor]
@@ -49,7 +50,7 @@ class Run(Protocol):
     def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result: ...
 
 
-def call(function: Callable[..., Result], *inputs: Any) -> Result:
+def run_directly(function: Callable[..., Result], *inputs: Any) -> Result:
     """A Run that only calls the function."""
     return function(*inputs)
 
@@ -212,13 +213,34 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """One method on one model: the argument of `make` in the modules of adt_tree/proposers/ that METHODS
-    names."""
+class MethodOnModel:
+    """One method on one model: the argument of `make` in the modules that METHODS names, which return its
+    proposer and its rule."""
 
     model: Model
     method: Method
     sampling: Sampling  # the sampling of the method, with the filters in the order of method.rules
     target: Target
-    tree: TreeShape | AdaptiveTree | AutoTree | StaticTree
     shape: TreeShape  # the largest tree that the policy can ask for
+
+    def rule(self, topology: Topology | None = None) -> Rule:
+        """Returns the verification rule that the method names, for static trees of one topology or for
+        dynamic ones. Greedy decoding without LANTERN is the coupled rule without noise."""
+        model, method = self.model, self.method
+        noise = Noise(model.num_codes, silent=method.greedy)
+        if method.control is not None:
+            return Control(noise, accept=method.control == "accept-all")
+        relaxation = None
+        if method.lantern is not None:
+            k = method.lantern.neighbours(model.num_codes)
+            table = Path(method.lantern.table) if method.lantern.table else None
+            relaxation = Relaxation(model.nearest(k + 1, table), k, method.lantern.delta)
+        if method.greedy and relaxation is not None:
+            order = None
+            if topology is not None:
+                order = torch.tensor(topology.row_order, device=self.target.device)
+            return GreedyRelaxed(model.num_codes, relaxation, order)
+        if method.greedy or method.verify == "coupled":
+            return Coupled(noise, relaxation)
+        static, reference = topology is not None, method.rules == "reference"
+        return Rejection(model.num_codes, static, relaxation, reference)

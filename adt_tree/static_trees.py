@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adt_tree.errors import UserError
+from adt_tree.grid import Grid
+from adt_tree.policy import Fixed, TreeShape
 
 Paths = Sequence[Sequence[int]]  # a static tree: one path of child ranks from the root per node
 
@@ -35,3 +40,37 @@ def chain(length: int) -> Paths:
 
 
 STATIC_TREES = {"mc_sim_7b_63": MC_SIM_7B_63, "naive_extend_57": NAIVE_EXTEND_57, "chain": chain(5)}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """Fixed trees of one topology, a key of STATIC_TREES. UserError for another name."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in STATIC_TREES:
+            raise UserError(f"static tree {self.name!r}: choose one of {', '.join(STATIC_TREES)}")
+
+    def __str__(self) -> str:
+        """Returns the name of these trees in the fingerprint of a run."""
+        return self.name
+
+    @property
+    def paths(self) -> Paths:
+        """The nodes of the trees."""
+        return STATIC_TREES[self.name]
+
+    @property
+    def largest(self) -> TreeShape:
+        """The shape of the trees."""
+        width = 1 + max(path[-1] for path in self.paths)
+        return TreeShape(max(map(len, self.paths)), width, len(self.paths))
+
+    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+        """Returns the shape of the trees."""
+        return [self.largest]
+
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool) -> Fixed:
+        """Returns the policy that always asks for that shape."""
+        return Fixed(*shapes)

@@ -197,8 +197,8 @@ def select(pool: Pool, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
     )
 
 
-class StaticTree:
-    """A tree of fixed topology (EAGLE-1).
+class Topology:
+    """The nodes of a static tree, or of any tree that is given by its paths.
 
     A node is named by its path of ranks: [0, 2] is the third child of the root's first child. Nodes are
     numbered by depth, then by path. row_order[n] is the place of node n in the order by path alone, in which
@@ -224,11 +224,6 @@ class StaticTree:
         self.levels = [[n for n in sorted(inner) if self.depths[n] == d] for d in range(self.depth)]
         by_path = sorted(index)
         self.row_order = [by_path.index(path) for path in index]
-
-    @property
-    def largest(self) -> TreeShape:
-        """The shape of this tree, the only one it has."""
-        return TreeShape(self.depth, self.width, len(self.parents) - 1)
 
     def ancestors(self) -> Tensor:
         """Returns the ancestor mask [N, N] bool."""

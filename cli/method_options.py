@@ -22,10 +22,9 @@ from adt_tree.method import (
     Lantern,
     Method,
     MethodSpec,
-    Tree,
 )
-from adt_tree.policy import INITS, MAIN_CHAIN, PURE_CHAIN, AdaptiveTree, TreeShape
-from adt_tree.static_trees import STATIC_TREES
+from adt_tree.policy import INITS, MAIN_CHAIN, PURE_CHAIN, AdaptiveTree, Tree, TreeShape
+from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.options import ModelOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
 from models.registry import SPECS
@@ -287,11 +286,11 @@ def selected(options: DecodingOptions) -> MethodSpec:
     """
     admits: dict[str, Callable[[MethodSpec], bool]] = {
         "method": lambda spec: spec.name == options.method,
-        "model_type": lambda spec: (options.model_type == "base") == (spec.proposer is None),
+        "model_type": lambda spec: (options.model_type == "base") == (spec.module is None),
         "drafter_type": lambda spec: spec.drafter == options.drafter_type,
-        "static_tree": lambda spec: spec.tree_type is str,
+        "static_tree": lambda spec: spec.tree_type is StaticTree,
         "eagle_version": lambda spec: (
-            spec.network and (options.eagle_version == 1) == (spec.tree_type is str)
+            spec.network and (options.eagle_version == 1) == (spec.tree_type is StaticTree)
         ),
         "peanut": lambda spec: spec.tree_type is AdaptiveTree,
     }
@@ -351,8 +350,8 @@ def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
     if isinstance(base, AutoTree):
         return base
     budget = None if options.total_token is None else int(options.total_token) - 1  # the root is not drafted
-    if isinstance(base, str):
-        return options.tree_choices or base
+    if isinstance(base, StaticTree):
+        return StaticTree(options.tree_choices or base.name)
     if isinstance(base, AdaptiveTree):
         return adaptive_tree(options, base, budget)
     if base is None:

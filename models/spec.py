@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.fastest_size import AutoTree
-from adt_tree.method import Tree, method_spec
-from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.method import method_spec
+from adt_tree.policy import AdaptiveTree, Tree, TreeShape
+from adt_tree.static_trees import StaticTree
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +132,11 @@ class ModelSpec:
         """
         row = method_spec(method)
         tree = AutoTree() if auto and row.auto else row.tree
-        by_type: dict[type, Tree] = {str: self.static_tree, TreeShape: self.tree, AdaptiveTree: self.adaptive}
+        by_type: dict[type, Tree] = {
+            StaticTree: StaticTree(self.static_tree),
+            TreeShape: self.tree,
+            AdaptiveTree: self.adaptive,
+        }
         return by_type[tree] if isinstance(tree, type) else tree
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from adt_tree.roles import Prefix, Run, Scored, call
+from adt_tree.roles import Prefix, Run, Scored, run_directly
 from adt_tree.tree import DraftTree, to_device
 from adt_tree.verify import Verdict
 from models.cache import KVCache
@@ -129,7 +129,7 @@ class ARTarget:
         largest tree, with the root. attend_in: dtype of the cache and of attention; None: the fastest. run:
         a Run that records the parts of a step and replays them, so that passes are rounded up to few shapes;
         None: plain calls. Raises UserError if the decoder has too few positions."""
-        self.run, self.few_shapes = run or call, run is not None
+        self.run, self.few_shapes = run or run_directly, run is not None
         max_nodes = self.rows(max_nodes)
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots

@@ -16,7 +16,7 @@ from adt_tree.proposers.eagle import StaticGrowth
 from adt_tree.records import Decoded
 from adt_tree.roles import Target
 from adt_tree.static_trees import STATIC_TREES
-from adt_tree.tree import DraftTree, StaticTree, ancestor_mask
+from adt_tree.tree import DraftTree, Topology, ancestor_mask
 from adt_tree.verify import Verdict
 from models.codecs.vq import VQConfig
 from models.drafter import DrafterNet
@@ -110,5 +110,5 @@ def commit_two_paths(target: Target, seed: int) -> list[list[int]]:
 
 def static_growth(name: str, keep_q: bool = False) -> tuple[StaticGrowth, TreeShape]:
     """Returns the growth of one of STATIC_TREES, and its shape."""
-    tree = StaticTree(STATIC_TREES[name])
+    tree = Topology(STATIC_TREES[name])
     return StaticGrowth(tree, keep_q, CPU), TreeShape(tree.depth, tree.width, len(tree.parents) - 1)

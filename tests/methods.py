@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from adt_tree.pipeline import Pipeline, Tree
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
+from adt_tree.static_trees import StaticTree
 from models.model import Model
 
 TREES: dict[str, Tree] = {
-    "eagle-1": "mc_sim_7b_63",
+    "eagle-1": StaticTree("mc_sim_7b_63"),
     "eagle-2": TreeShape(5, 4, 14),
     "adt-tree": AdaptiveTree(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14),
     "self-draft": TreeShape(9, 3, 20),

@@ -17,7 +17,7 @@ from adt_tree.grid import Grid
 from adt_tree.method import Demand
 from adt_tree.records import Decoded
 from adt_tree.relax import nearest_table
-from adt_tree.roles import Prefix, Request, Scored, call
+from adt_tree.roles import Prefix, Request, Scored, run_directly
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
@@ -40,7 +40,7 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 class TabularTarget:
     """A Target whose logits are a table [G, S, V], on its device."""
 
-    num_codes, few_shapes, run = CODES, False, staticmethod(call)
+    num_codes, few_shapes, run = CODES, False, staticmethod(run_directly)
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots, self.device = logits, grid, slots, logits.device

@@ -16,7 +16,7 @@ from torch._inductor.utils import run_and_get_code
 from adt_tree.engine import Engine, build
 from adt_tree.method import Method
 from adt_tree.policy import TreeShape
-from adt_tree.roles import call
+from adt_tree.roles import run_directly
 from adt_tree.sampling import Sampling
 from models.transformer import compiled_join
 from tests import test_engine
@@ -40,7 +40,7 @@ def new_engine(method: Method, compiled: bool) -> Engine:
 def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.packed.packable", lambda weight: False)  # as on CUDA
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: None)
-    monkeypatch.setattr("models.model.GraphRunner", lambda recorder: call)
+    monkeypatch.setattr("models.model.GraphRunner", lambda recorder: run_directly)
     test_engine.decoder.cache_clear()  # other tests have packed its layers
     methods = [Method("ar", Sampling()), Method("self-draft", Sampling(), TreeShape(6, 3, 7))]
     rows, codes = set(), []

@@ -23,6 +23,7 @@ from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
 from adt_tree.sampling import Sampling
+from adt_tree.static_trees import StaticTree
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
 from tests.decoding import codes_of, tree_of
@@ -33,11 +34,12 @@ GRIDS = {"row": Grid(1, 4), "square": Grid(2, 2)}
 LOGITS, DRAFTS = table(1, LENGTH), table(2, LENGTH)  # the two differ strongly
 # The images are short, so narrow bounds let every branch of the policy act.
 ADAPT = AdaptiveTree(depth_max=3, depth_start=2, width_max=3, width_start=2, budget=8)
-Tree = TreeShape | AdaptiveTree | str
-FIXED, MC_SIM = TreeShape(3, 2, 6), "mc_sim_7b_63"  # the other published list is wider than four codes
+Tree = TreeShape | AdaptiveTree | StaticTree
+FIXED = TreeShape(3, 2, 6)
+MC_SIM = StaticTree("mc_sim_7b_63")  # the other published list is wider than four codes
 DYNAMIC: list[tuple[str, Tree]] = [("eagle-2", FIXED)]
 DYNAMIC += [("adt-tree", replace(ADAPT, init=init)) for init in ("horizontal", "vertical", "random")]
-STATIC: list[tuple[str, Tree]] = [("eagle-1", MC_SIM), ("eagle-1", "chain")]
+STATIC: list[tuple[str, Tree]] = [("eagle-1", MC_SIM), ("eagle-1", StaticTree("chain"))]
 SELF_DRAFTED: list[tuple[str, Tree]] = [("self-draft", FIXED), ("adt-self-draft", ADAPT)]
 GUIDED, UNGUIDED = Sampling(guidance=1.5), Sampling(guidance=1.0)
 FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
@@ -226,7 +228,7 @@ METHODS = [
     Method("adt-tree", GUIDED, replace(ADAPT, init="vertical"), verify="rejection"),
     Method("eagle-1", GUIDED, MC_SIM, verify="rejection"),
     Method("eagle-2", GUIDED, FIXED, verify="rejection", rules="reference"),
-    Method("eagle-1", GUIDED, "chain", verify="rejection", rules="reference"),
+    Method("eagle-1", GUIDED, StaticTree("chain"), verify="rejection", rules="reference"),
 ]
 
 

@@ -21,7 +21,7 @@ from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from adt_tree.static_trees import STATIC_TREES
+from adt_tree.static_trees import STATIC_TREES, StaticTree
 from models.cache import AttentionMetadata, KVCache
 from models.drafter import DrafterNet
 from models.model import Model
@@ -92,7 +92,7 @@ def reference(sampling: Sampling) -> dict[str, list[int]]:
 def check_records(image: Decoded, tree: Tree) -> None:
     """Checks that the steps add up to the image, and that their trees respect the budget and the end of the
     image."""
-    most = len(STATIC_TREES[tree]) if isinstance(tree, str) else tree.budget if tree else 0
+    most = tree.largest.budget if tree else 0
     position = 1
     for step in image.steps:
         assert (step.position, (step.row, step.column)) == (position, GRID.cell(position)[:2])
@@ -106,7 +106,7 @@ def check_records(image: Decoded, tree: Tree) -> None:
 
 TREES: list[tuple[str, Tree]] = [("ar", None), ("eagle-2", FIXED)]
 TREES += [("adt-tree", replace(ADAPT, init=init)) for init in INITS]
-TREES += [("eagle-1", tree) for tree in STATIC_TREES]
+TREES += [("eagle-1", StaticTree(name)) for name in STATIC_TREES]
 TREES += product(("self-draft",), (LINE, TREE, LONG))
 TREES += [("adt-self-draft", ADAPT)]
 
@@ -153,12 +153,12 @@ def test_the_likeliest_code_is_known_at_every_position() -> None:
 def drafted_methods(sampling: Sampling) -> list[Method]:
     """Returns the methods whose images depend on the drafts, at this sampling; some of them at temperature 0
     instead."""
-    relaxed, static = Lantern(0.4, 8), "mc_sim_7b_63"
+    relaxed, static = Lantern(0.4, 8), StaticTree("mc_sim_7b_63")
     return [
         Method("eagle-2", sampling, FIXED, verify="rejection"),
         Method("adt-tree", sampling, ADAPT, relaxed, "rejection"),
         Method("eagle-1", sampling, static, relaxed, "rejection", "reference"),
-        Method("eagle-1", sampling, "naive_extend_57", verify="rejection"),
+        Method("eagle-1", sampling, StaticTree("naive_extend_57"), verify="rejection"),
         Method("adt-tree", sampling, replace(ADAPT, init="random"), relaxed),
         Method("adt-tree", GREEDY, replace(ADAPT, init="vertical"), relaxed),
         Method("eagle-1", GREEDY, static, relaxed),

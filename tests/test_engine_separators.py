@@ -16,6 +16,7 @@ from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from adt_tree.static_trees import StaticTree
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled
 from models.model import Model
@@ -31,7 +32,8 @@ IMAGES = [
 ]
 SAMPLINGS = {"sampled": Sampling(), "greedy": Sampling(temperature=0.0), "unguided": Sampling(guidance=1.0)}
 TREES: dict[str, TreeShape | str | None] = {
-    "ar": None, "eagle-2": TreeShape(5, 4, 14), "eagle-1": "mc_sim_7b_63", "self-draft": TreeShape(9, 3, 20)
+    "ar": None, "eagle-2": TreeShape(5, 4, 14), "eagle-1": StaticTree("mc_sim_7b_63"),
+    "self-draft": TreeShape(9, 3, 20)
 }  # fmt: skip
 
 

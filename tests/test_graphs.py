@@ -19,10 +19,10 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.proposers.eagle import EagleProposer
-from adt_tree.proposers.rivals import JacobiWindow
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
-from adt_tree.roles import Request, call
+from adt_tree.rivals.jacobi_window import JacobiWindow
+from adt_tree.roles import Request, run_directly
 from adt_tree.sampling import Sampling
 from models.graphs import CudaRecorder, GraphRunner, context_bucket, row_bucket
 from models.loading import pick_graphs
@@ -242,7 +242,7 @@ def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, ma
     make = separators.new_engine if rows_end else new_engine
     captured = make(method, 2, graphs=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.model.GraphRunner", lambda recorder: call)
+        patch.setattr("models.model.GraphRunner", lambda recorder: run_directly)
         direct = make(method, 2, graphs=True)  # in the same shapes
     assert direct.target.few_shapes
     recordings = set()

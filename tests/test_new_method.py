@@ -19,7 +19,7 @@ from adt_tree.proposers.neighbours import Neighbours
 
 
 def make(setup):
-    return CopyAbove(setup.target)
+    return CopyAbove(setup.target), setup.rule()
 
 
 class CopyAbove:
@@ -62,7 +62,7 @@ ROW = """
 MethodSpec(
     "copy-above",
     "drafts copy the row above",
-    proposer="copy_above",
+    module="proposers.copy_above",
     tree=TreeShape(3, 1, 3),
     tree_options=("depth",),
     verify=("coupled",),

@@ -12,6 +12,7 @@ from adt_tree.fastest_size import AutoTree
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
+from adt_tree.static_trees import StaticTree
 from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
@@ -58,8 +59,8 @@ FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}
         ("--model anole", TreeShape(5, 10, 58)),
         ("--model anole --total_token 26 --depth 3", TreeShape(3, 10, 25)),
         ("--model lumina_mgpt --drafter_path x", TreeShape(6, 10, 58)),
-        ("--model anole --static_tree", "naive_extend_57"),
-        ("--static_tree --tree_choices chain", "chain"),
+        ("--model anole --static_tree", StaticTree("naive_extend_57")),
+        ("--static_tree --tree_choices chain", StaticTree("chain")),
         ("--drafter_type sjd", TreeShape(15, 1, 15)),
         ("--drafter_type sjd-coupled --total_token 32", TreeShape(31, 1, 31)),
         ("--drafter_type sjd-pac", TreeShape(45, 4, 63)),
@@ -173,7 +174,7 @@ def test_a_published_flag_of_another_method_is_refused(words: str, flag: str, na
 def test_method_names_every_method_and_agrees_with_its_published_flags(name: str) -> None:
     assert parse(f"--method {name}").name == name
     spec = METHODS[name]
-    kind = {AdaptiveTree: "--peanut", str: "--static_tree"}.get(spec.tree_type, "")
+    kind = {AdaptiveTree: "--peanut", StaticTree: "--static_tree"}.get(spec.tree_type, "")
     assert parse(f"--drafter_type {spec.drafter} {kind}") == parse(f"--method {name}")
     assert parse(f"--method {name} --drafter_type {spec.drafter} {kind}").name == name
 

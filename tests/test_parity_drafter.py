@@ -15,7 +15,7 @@ from adt_tree.proposers.eagle import DraftState, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.static_trees import STATIC_TREES
-from adt_tree.tree import BatchShapes, DraftTree, StaticTree
+from adt_tree.tree import BatchShapes, DraftTree, Topology
 from models.drafter import DrafterNet, EagleDrafter
 from models.target import ARTarget, EncodedPrompt, Prompt
 from tests.decoding import static_growth
@@ -55,7 +55,7 @@ def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: i
             assert torch.equal(drafted.ancestors[0], cycle["tree_mask"].bool())
             assert drafted.depths[0].tolist() == cycle["tree_position_ids"].tolist()
         return
-    static, table = StaticTree(STATIC_TREES[tree]), cycle["topk_table"].long() - first
+    static, table = Topology(STATIC_TREES[tree]), cycle["topk_table"].long() - first
     expanded = [node for level in static.levels for node in level]
     places = list(zip(static.parents, static.ranks, strict=True))[1:]
     expected = [int(table[expanded.index(parent), rank]) for parent, rank in places]

@@ -19,7 +19,7 @@ from adt_tree.relax import Relaxation
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
-from adt_tree.tree import StaticTree
+from adt_tree.tree import Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from models.drafter import DrafterNet, EagleDrafter
 from models.target import ARTarget, Prompt
@@ -46,7 +46,7 @@ def decode(
     shape, order, delta = TreeShape(5, 10, 58), None, DELTA[mode]
     if tree != "dynamic":
         growth, shape = static_growth(tree)
-        order = torch.tensor(StaticTree(STATIC_TREES[tree]).row_order)
+        order = torch.tensor(Topology(STATIC_TREES[tree]).row_order)
     rule: Rule = Coupled(Noise(target.num_codes, silent=True))
     if delta is not None:
         rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)

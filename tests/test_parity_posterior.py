@@ -12,7 +12,7 @@ from adt_tree.noise import Noise
 from adt_tree.relax import Relaxation
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.static_trees import STATIC_TREES
-from adt_tree.tree import DraftTree, StaticTree
+from adt_tree.tree import DraftTree, Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, verdict_from_hits
 from tests.decoding import tree_of
 from tests.golden import tensors, values
@@ -101,7 +101,7 @@ def sampling(filters: dict[str, Any], top_p_first: bool = True) -> Sampling:
 @pytest.mark.parametrize("case", CASES)
 def test_static_rejection(case: int) -> None:
     data, recorded = tensors("posterior_sampled"), values("posterior")["static_llamagen"][case]
-    key, static = f"static_llamagen.{case}", StaticTree(STATIC_TREES[recorded["tree"]])
+    key, static = f"static_llamagen.{case}", Topology(STATIC_TREES[recorded["tree"]])
     tokens = data[f"{key}.tokens"]
     expanded = [node for level in static.levels for node in level]
     q = torch.zeros(1, len(tokens), CODES)

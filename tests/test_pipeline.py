@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adt_tree import METHODS, AdaptiveTree, Lantern, Pipeline, Sampling, TreeShape
+from adt_tree import METHODS, AdaptiveTree, Lantern, Pipeline, Sampling, StaticTree, TreeShape
 
 PROMPTS = ["sun", "red moon", "a"]
 
@@ -58,7 +58,7 @@ def test_lantern_gives_other_images(pipe: Pipeline) -> None:
         (lambda pipe: pipe.method("ar", lantern=Lantern()), "lantern: method ar"),
         (lambda pipe: pipe.method("adt-tree", tree=TreeShape(2, 2, 4)), "adt-tree.*AdaptiveTree"),
         (lambda pipe: pipe.method("eagle-2", tree=AdaptiveTree()), "eagle-2.*TreeShape.*AdaptiveTree"),
-        (lambda pipe: pipe.method("eagle-1", tree="oak"), "tree 'oak'.*mc_sim_7b_63"),
+        (lambda pipe: pipe.method("eagle-1", tree=StaticTree("oak")), "tree 'oak'.*mc_sim_7b_63"),
         (lambda pipe: pipe.method("eagle-2", rules="published"), "rules .*fixed, reference"),
         (lambda pipe: pipe.method("eagle-2", control="floor"), "accept-none"),
         (lambda pipe: pipe.method("sjd", lantern=Lantern()), "lantern: method sjd"),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.static_trees import MC_SIM_7B_63, STATIC_TREES, chain
-from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, ancestor_mask, select
+from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, ancestor_mask, select
 from tests.decoding import CPU, random_tree
 from tests.golden import values
 
@@ -47,7 +47,7 @@ def pick(scores: list[float], budget: int) -> DraftTree:
 SCORES = [-0.1, -0.5, -3.0, -0.3, -2.0, -0.6, -4.0]
 
 
-@pytest.mark.parametrize("budget", [*range(8), 50])
+@pytest.mark.parametrize("budget", [*range(1, 8), 50])
 def test_select_is_closed_at_ties(budget: int) -> None:
     """If a child's score equals its parent's, the parent comes first, whatever the budget."""
     for scores in (
@@ -85,7 +85,7 @@ def test_select_pads_smaller_images_with_invalid_leaves() -> None:
 
 @pytest.mark.parametrize("name", STATIC_TREES)
 def test_static_trees_are_the_released_ones(name: str) -> None:
-    recorded, tree = values("static_trees")[name], StaticTree(STATIC_TREES[name])
+    recorded, tree = values("static_trees")[name], Topology(STATIC_TREES[name])
     assert sorted(map(list, STATIC_TREES[name])) == sorted(recorded["choices"])
     assert tree.depths == recorded["positions"]
     mask = torch.tensor([[int(digit) for digit in row] for row in recorded["mask"]], dtype=torch.bool)
@@ -109,12 +109,12 @@ def test_static_trees_are_the_released_ones(name: str) -> None:
 
 def test_malformed_lists_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[1, 0\]"):
-        StaticTree([[0], [1, 0]])
+        Topology([[0], [1, 0]])
     with pytest.raises(ValueError, match="twice"):
-        StaticTree([[0], [0]])
+        Topology([[0], [0]])
 
 
 def test_order_of_a_list_does_not_matter() -> None:
     shuffled = [list(path) for path in reversed(MC_SIM_7B_63)]
-    assert StaticTree(shuffled).parents == StaticTree(MC_SIM_7B_63).parents
-    assert StaticTree(chain(3)).parents == [0, 0, 1, 2]
+    assert Topology(shuffled).parents == Topology(MC_SIM_7B_63).parents
+    assert Topology(chain(3)).parents == [0, 0, 1, 2]

@@ -19,9 +19,11 @@ from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape, windowed
-from adt_tree.proposers.rivals import JacobiWindow, Judged, couple, product_tree, readers, sample
+from adt_tree.rivals.jacobi_window import JacobiWindow, Judged, readers, sample
+from adt_tree.rivals.sjd_coupled import couple
+from adt_tree.rivals.sjd_pac import product_tree
 from adt_tree.sampling import Sampling, log_probs
-from adt_tree.tree import DraftTree, StaticTree, rows_at
+from adt_tree.tree import DraftTree, Topology, rows_at
 from adt_tree.verify import Rejection, Verdict
 from tests.decoding import chain
 from tests.tabular import CODES, TabularModel, deviation, image_distribution, requests, table
@@ -53,7 +55,7 @@ class KeepsResidual(JacobiWindow):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self.rejection = self.rejection_kind(CODES, static=True)
+        self.judge = self.rejection_kind(CODES, static=True).judge
 
 
 class KeepsQ(KeepsResidual):
@@ -89,14 +91,8 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("name", "kind"), CONTROLS)
 def test_control(name: str, kind: type[JacobiWindow], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adt_tree.proposers.rivals.JacobiWindow", kind)
+    monkeypatch.setattr("adt_tree.rivals.jacobi_window.JacobiWindow", kind)
     assert score(name, images=2560) > LIMIT
-
-
-def test_a_row_without_a_tail_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "sjd", replace(METHODS["sjd"], tail=""))
-    with pytest.raises(KeyError):
-        score("sjd", images=1)
 
 
 def test_sampling_is_by_inversion() -> None:
@@ -160,12 +156,12 @@ def test_the_gumbel_window_is_jacobi_iteration() -> None:
 def test_the_window_of_pac_is_a_tree_and_a_chain() -> None:
     """As published, there are 64 nodes with the root, and 1 + 4 + 16 of them form the tree."""
     shape = METHODS["sjd-pac"].tree
-    tree = StaticTree(product_tree(shape))
+    tree = Topology(product_tree(shape))
     assert shape == TreeShape(45, 4, 63) and len(tree.parents) == 64 and tree.width == 4
     assert [tree.depths.count(depth) for depth in range(5)] == [1, 4, 16, 1, 1] and tree.depth == 45
     assert [windowed(budget, 4).depth for budget in (1, 5, 20, 31)] == [1, 2, 2, 13]
     assert [*map(len, product_tree(TreeShape(9, 3, 4)))] == [1, 2, 3, 4]
-    small = StaticTree(product_tree(TreeShape(3, 2, 7)))  # levels: nodes 1, 2; nodes 3 to 6; node 7, below 3
+    small = Topology(product_tree(TreeShape(3, 2, 7)))  # levels: nodes 1, 2; nodes 3 to 6; node 7, below 3
     assert small.parents == [0, 0, 0, 1, 1, 2, 2, 3]
     rows = readers(small)
     assert rows[0] == [0, 1, 3, 7] and rows[2][2:] == [5, 7] and rows[4][3:] == [7]

@@ -13,6 +13,7 @@ from adt_tree.engine import Engine
 from adt_tree.method import Lantern, Method
 from adt_tree.roles import Request
 from adt_tree.sampling import RowSampling, Sampling, log_probs
+from adt_tree.static_trees import StaticTree
 from models.target import ARTarget, Prompt
 from tests.decoding import CPU, codes_of
 from tests.tape import Machine
@@ -27,7 +28,7 @@ MIXED = [
     Sampling(temperature=0.0, top_k=7, top_p=0.5, guidance=1.0),
 ]
 METHODS = [Method("ar", COMMON), Method("eagle-2", COMMON, FIXED), Method("self-draft", COMMON, TREE)]
-METHODS += [Method("eagle-1", COMMON, "mc_sim_7b_63"), Method("adt-tree", COMMON, ADAPT)]
+METHODS += [Method("eagle-1", COMMON, StaticTree("mc_sim_7b_63")), Method("adt-tree", COMMON, ADAPT)]
 
 
 def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> Sampling | RowSampling:

@@ -13,6 +13,7 @@ from adt_tree.method import METHODS, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
+from adt_tree.static_trees import StaticTree
 from models.model import Model
 from tests.decoding import codes_of, model_of
 from tests.test_engine import CODEBOOK, FIRST, IMAGES, decoder, net
@@ -21,7 +22,7 @@ PREVIEW, PICTURE = Raster(3, 5), Raster(6, 4)
 GRID = Grid(PICTURE.height, PICTURE.width, before=(PREVIEW,))
 ADAPT = AdaptiveTree(depth_max=7, width_max=4, depth_start=3, width_start=3, budget=14)
 TREES = {
-    "eagle-1": "naive_extend_57",
+    "eagle-1": StaticTree("naive_extend_57"),
     "eagle-2": TreeShape(5, 3, 12),
     "adt-tree": ADAPT,
     "self-draft": TreeShape(9, 3, 14),  # longer than a row of either raster

@@ -1,5 +1,5 @@
-"""Proposers: the EAGLE network, self-drafting from earlier target passes, and the published rivals.
+"""Proposers: the EAGLE network, and self-drafting from earlier target passes.
 
-A row of adt_tree.method.METHODS names the module that drafts (eagle, self_draft, gumbel_window or rivals).
-The function `make` of that module turns a Setup (adt_tree.roles) into a Proposer.
+A row of adt_tree.method.METHODS names the module that drafts. The function `make` of that module turns a
+MethodOnModel (adt_tree.roles) into a Proposer and a Rule.
 """

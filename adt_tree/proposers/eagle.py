@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from adt_tree.policy import TreeShape
-from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run, Setup, call
+from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Prefix, Run, run_directly
 from adt_tree.sampling import RowSampling, Sampling, log_probs
-from adt_tree.tree import BatchShapes, DraftTree, Pool, StaticTree, select
-from adt_tree.verify import Verdict
+from adt_tree.static_trees import StaticTree
+from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select
+from adt_tree.verify import Rule, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ Growth = Callable[[Drafter, Sampling | RowSampling, DraftState], DraftTree]
 class EagleProposer:
     """Feeds the accepted path to the drafter, then grows a tree."""
 
-    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run = call) -> None:
+    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run = run_directly) -> None:
         self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
@@ -107,14 +108,16 @@ def pairs_on_path(features: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor, T
     return features.gather(2, index), verdict.codes.clone(), verdict.count.clone()
 
 
-def make(setup: Setup) -> EagleProposer:
-    """Returns the proposer of eagle-1 (a static tree), eagle-2 and adt-tree (dynamic trees)."""
-    drafter = setup.model.drafter(setup.target, setup.shape.depth, setup.shape.width)
+def make(setup: MethodOnModel) -> tuple[EagleProposer, Rule]:
+    """Returns the proposer of eagle-1 (a static tree), eagle-2 and adt-tree (dynamic trees), and its rule."""
+    method, target = setup.method, setup.target
+    drafter = setup.model.drafter(target, setup.shape.depth, setup.shape.width)
+    topology = Topology(method.tree.paths) if isinstance(method.tree, StaticTree) else None
     growth: Growth = grow_dynamic
-    if isinstance(setup.tree, StaticTree):
-        keep_q = setup.method.verify == "rejection" and not setup.method.greedy
-        growth = StaticGrowth(setup.tree, keep_q, setup.target.device)
-    return EagleProposer(drafter, growth, setup.target.slots, setup.target.run)
+    if topology is not None:
+        keep_q = method.verify == "rejection" and not method.greedy
+        growth = StaticGrowth(topology, keep_q, target.device)
+    return EagleProposer(drafter, growth, target.slots, target.run), setup.rule(topology)
 
 
 def grow_dynamic(drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:
@@ -167,7 +170,7 @@ class StaticGrowth:
     q without replacement (Gumbel-top-k, Kool et al. 1903.06059); with G = 0 they are the best codes by q.
     """
 
-    def __init__(self, tree: StaticTree, keep_q: bool, device: torch.device) -> None:
+    def __init__(self, tree: Topology, keep_q: bool, device: torch.device) -> None:
         """keep_q: store in DraftTree.q the distributions that children were sampled from, which recursive
         rejection needs."""
         self.tree, self.keep_q = tree, keep_q

@@ -22,18 +22,18 @@ from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import NoiseBelow, Prefix, Run, Setup, call
+from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Run, run_directly
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree
-from adt_tree.verify import Verdict
+from adt_tree.verify import Rule, Verdict
 
 SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbouring cell
 
 
-def make(setup: Setup) -> SelfDraftProposer:
-    """Returns the proposer of self-draft and adt-self-draft."""
+def make(setup: MethodOnModel) -> tuple[SelfDraftProposer, Rule]:
+    """Returns the proposer of self-draft and adt-self-draft, and its rule."""
     model, target = setup.model, setup.target
-    return SelfDraftProposer(
+    proposer = SelfDraftProposer(
         model.grid,
         target.slots,
         setup.shape.width,
@@ -42,6 +42,7 @@ def make(setup: Setup) -> SelfDraftProposer:
         target.device,
         target.run,
     )
+    return proposer, setup.rule()
 
 
 class SelfDraftProposer:
@@ -61,7 +62,7 @@ class SelfDraftProposer:
         seed_cells: str,
         num_codes: int,
         device: torch.device,
-        run: Run = call,
+        run: Run = run_directly,
     ) -> None:
         """candidates: K. num_codes: V. seed_cells: the cells to copy to unscored positions (Neighbours)."""
         self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run

@@ -1,4 +1,4 @@
-"""The published training-free rivals: Jacobi iterations over a window of the next L positions of the image.
+"""Jacobi iterations over a window of the next L positions of the image, from which most rivals are made.
 
 Every position of the window holds a draft code X and the distribution q that X was sampled from. A target
 pass computes p at all of them. Drafts are accepted from front to back with probability min(1, p(X) / q(X));
@@ -9,8 +9,6 @@ and in the number of candidates of the foremost positions.
 A method is lossless if the tail samples every code from p given the codes in front of it: no position may
 depend on the outcome at later ones. One object is proposer and rule, because the pass that judges the drafts
 also samples the next ones. It shares no noise with the AR baseline, so the same seed gives another image.
-The second coupling of 2510.24211, Gumbel noise that is fixed per position, needs none of this: the proposer
-is adt_tree.proposers.gumbel_window, and the coupled rule verifies its drafts.
 
 Dimensions: B images, L positions, K candidates a position, N nodes of the tree, V codes.
 """
@@ -19,21 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
-from adt_tree.policy import TreeShape, num_sibling_nodes
+from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
+from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
 from adt_tree.sampling import RowSampling, Sampling
-from adt_tree.static_trees import Paths, chain
-from adt_tree.tree import BatchShapes, DraftTree, StaticTree, rows_at
-from adt_tree.verify import Rejection, Verdict, verdict_from_hits
+from adt_tree.static_trees import Paths
+from adt_tree.tree import BatchShapes, DraftTree, Topology, rows_at
+from adt_tree.verify import Rejection, Rule, Verdict, verdict_from_hits
 
 NONE = -1  # marks a missing candidate
 
@@ -52,57 +48,22 @@ class Judged:
 # Samples the code [B, N] after each node, distributed as p there. They become the drafts of the next pass at
 # the positions after the committed codes.
 Tail = Callable[[Judged], Tensor]
+# Takes a tree, p [B, N, V] and a uniform per node [B, N]. Returns the accepted nodes [B, N], and the
+# distribution [B, N, V] left at each node after its children were judged.
+Judge = Callable[[DraftTree, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def resample(judged: Judged) -> Tensor:
-    """Samples a new code from p after every node, as SJD does (speculative Jacobi decoding, 2410.01699).
+def window_and_rule(
+    setup: MethodOnModel, paths: Paths, tail: Tail, judge: Judge | None = None
+) -> tuple[JacobiWindow, Rule]:
+    """Returns the proposer of a method and its rule, which are one object, except under a control.
 
-    It takes the uniform of `recovered` again. That is sound: a step uses one `recovered`, at the position
-    after the last accepted draft, and the new codes only at later positions.
+    paths: the candidates of the window. judge: None for recursive rejection, which is lossless.
     """
-    return sample(judged.p, judged.chances)
-
-
-def couple(judged: Judged) -> Tensor:
-    """Keeps as many codes after the first rejected draft as it can, as coupled SJD does (2510.24211).
-
-    A code that is sampled anew nearly always changes, and then the p of all positions after it is out of
-    date. The maximal coupling samples a new code X' from p in such a way that it most often equals the old
-    code X: it keeps X with probability min(1, p(X) / q(X)), and otherwise samples X' from the residual. So
-    Pr[X' = X] = 1 - TV(p, q). That is the rule of verification, applied at every position, and not only up to
-    the first rejection. A code that stays is also a sample of the p of this pass, which is its q in the next.
-    """
-    tree = judged.tree
-    # An accepted node's code replaces `recovered` after its parent; rejected ones write to an extra column.
-    parents = tree.parents[:, 1:].masked_fill(~judged.hit[:, 1:], tree.nodes)
-    return F.pad(judged.recovered, (0, 1)).scatter(1, parents, tree.codes[:, 1:])[:, :-1]
-
-
-TAILS: dict[str, Tail] = {"resample": resample, "couple": couple}
-
-
-def make(setup: Setup) -> JacobiWindow:
-    """Returns the proposer of a method, which is its verification rule as well. KeyError if the method's row
-    names no tail."""
-    method, tree = setup.method, StaticTree(product_tree(setup.shape))
-    return JacobiWindow(tree, TAILS[method.spec.tail], setup.target, method.greedy, method.copied_cells)
-
-
-def product_tree(shape: TreeShape) -> Paths:
-    """Returns the paths of a main chain of shape.depth codes with K = shape.width candidates at each of its
-    first positions. As many positions branch as the budget allows. Width 1 gives the chain alone.
-
-    This is the tree of SJD-PAC (2603.18599). Most drafts are rejected at the first open positions, so the
-    window begins as a K-ary tree: below every candidate of one position stand K candidates of the next, which
-    recursive rejection tries in turn. They are the code X of the position and samples from its q without
-    replacement. Below the first candidates of the branching positions the window goes on as a chain. The
-    paper uses K = 4, two branching positions ("depth 3", because it counts the root) and 64 nodes.
-    """
-    length = min(shape.depth, shape.budget)
-    spare, width = shape.budget - length, shape.width
-    positions = max(n for n in range(length + 1) if num_sibling_nodes(width, n) <= spare)
-    branches = [path for n in range(1, positions + 1) for path in product(range(width), repeat=n)]
-    return (*branches, *chain(length)[positions:])
+    method, target = setup.method, setup.target
+    judge = judge or Rejection(target.num_codes, static=True).judge
+    window = JacobiWindow(Topology(paths), tail, judge, target, method.greedy, method.copied_cells)
+    return window, window if method.control is None else setup.rule()
 
 
 def sample(p: Tensor, chances: Tensor) -> Tensor:
@@ -125,14 +86,15 @@ class JacobiWindow:
     deepest level, stays zero.
     """
 
-    def __init__(self, tree: StaticTree, tail: Tail, target: Target, greedy: bool, seed_cells: str) -> None:
-        """tree: the candidates of the window, as product_tree() arranges them. seed_cells: the cells to copy
-        to unscored positions (Neighbours)."""
+    def __init__(
+        self, tree: Topology, tail: Tail, judge: Judge, target: Target, greedy: bool, seed_cells: str
+    ) -> None:
+        """tree: the candidates of the window. seed_cells: the cells to copy to unscored positions
+        (Neighbours)."""
         device, num_codes = target.device, target.num_codes
         self._run = target.run
         self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
-        self.rejection = Rejection(num_codes, static=True)
-        self._tree, self._tail, self._greedy = tree, tail, greedy
+        self._tree, self._tail, self.judge, self._greedy = tree, tail, judge, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)
         # Number of positions with several candidates.
         self._branching = max((d for d, r in zip(tree.depths, tree.ranks, strict=True) if r), default=0)
@@ -199,7 +161,7 @@ class JacobiWindow:
     ) -> Verdict:
         p, root = self._probabilities(log_p), positions[:, None]
         accept, chances = (uniform(seeds, root, tree.nodes, stream)[:, 0] for stream in (ACCEPT, RESIDUAL))
-        hit, left = self.rejection.judge(tree, p, accept.float())
+        hit, left = self.judge(tree, p, accept.float())
         judged = Judged(tree, p, hit, sample(left, chances), chances)
         verdict = verdict_from_hits(tree, hit, judged.recovered)
         self._neighbours.commit(positions, verdict.codes, verdict.count)
@@ -252,7 +214,7 @@ class JacobiWindow:
         codes[..., 1:] = others.indices.masked_fill(~others.values.isfinite(), NONE)
 
 
-def readers(tree: StaticTree) -> list[list[int]]:
+def readers(tree: Topology) -> list[list[int]]:
     """Returns reader[n][l], [N][L + 1]: if the accepted path ends at node n, the node of depth l whose output
     becomes the window's distribution at depth l + 1. Entries up to the depth of n are not used.
 

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import NoiseBelow, Prefix, Setup, Target
+from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
 from adt_tree.sampling import RowSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree
-from adt_tree.verify import Verdict
+from adt_tree.verify import Rule, Verdict
 
 
-def make(setup: Setup) -> GumbelWindow:
-    """Returns the proposer of sjd-gumbel."""
-    return GumbelWindow(setup.shape.depth, setup.target, setup.method.copied_cells)
+def make(setup: MethodOnModel) -> tuple[GumbelWindow, Rule]:
+    """Returns the proposer of sjd-gumbel and its rule."""
+    return GumbelWindow(setup.shape.depth, setup.target, setup.method.copied_cells), setup.rule()
 
 
 class GumbelWindow:
