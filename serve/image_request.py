@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adt_tree.errors import UserError
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from serve.api_errors import ApiError
@@ -130,8 +130,6 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
     if name not in pipe.methods:
         text = f"method {name!r}: choose one of {', '.join(pipe.methods)}"
         raise ApiError(400, text, "method", "invalid_value")
-    if request.lantern and not METHODS[name].lantern:
-        raise ApiError(400, f"lantern: method {name} does not take it", "lantern", "invalid_value")
     sampling = Sampling(
         temperature=request.temperature,
         top_k=usual.top_k if request.top_k is None else min(request.top_k, pipe.model.num_codes),

@@ -166,13 +166,13 @@ def test_the_page(live: Running, path: str) -> None:
 
 def test_threads_are_those_of_the_process(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pixels are decoded with as many threads as torch uses in the thread that starts the service."""
-    before, paint, seen = torch.get_num_threads(), Painter._paint, list[int]()
+    before, paint, seen = torch.get_num_threads(), Painter.picture, list[int]()
 
     def watched(*given: Any) -> str:
         seen.append(torch.get_num_threads())
         return paint(*given)
 
-    monkeypatch.setattr(Painter, "_paint", watched)
+    monkeypatch.setattr(Painter, "picture", watched)
     torch.set_num_threads(2)
     try:
         with running(pipe, SETTINGS) as service:

@@ -13,10 +13,13 @@ import httpx
 import openai
 import pytest
 
-from adt_tree import Pipeline
+from adt_tree import Method, Pipeline, engine_cache
+from adt_tree.errors import UserError
 from models.target import ARTarget
+from serve.app import create_app
 from serve.job import Job
 from serve.pixels import Painter
+from serve.scheduler import Scheduler
 from serve.settings import Settings
 from tests.service import PROMPT, Running, offline, running, wait_for
 
@@ -37,9 +40,22 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pause
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Returns an event for which every target pass waits."""
+    opened, forward = threading.Event(), ARTarget.forward
+
+    def waiting(*given: Any) -> object:
+        assert opened.wait(30)
+        return forward(*given)
+
+    monkeypatch.setattr(ARTarget, "forward", waiting)
+    return opened
+
+
 def flying(live: Running) -> int:
     """Returns the number of images in slots."""
-    return len(live.service.scheduler._flying)
+    return int(live.figures['adt_in_flight_images{replica=""}'])
 
 
 def check_failed(live: Running, before: dict[str, float], count: int) -> None:
@@ -50,25 +66,21 @@ def check_failed(live: Running, before: dict[str, float], count: int) -> None:
     assert live.figures[cancelled] == before[cancelled]
 
 
-def test_nobody_starves(live: Running, slow: list[float]) -> None:
+def test_nobody_starves(live: Running, gate: threading.Event) -> None:
     """While requests for one method keep coming, a request for another method is served in its turn."""
-    slow[0] = 0.01
     finished: list[str] = []
 
     def ask(method: str, name: str) -> None:
         live.image(method=method)
         finished.append(name)
 
-    threads = [threading.Thread(target=ask, args=("self-draft", f"early {n}")) for n in range(3)]
-    threads += [threading.Thread(target=ask, args=("ar", "other"))]
-    threads += [threading.Thread(target=ask, args=("self-draft", f"late {n}")) for n in range(6)]
-    for thread in threads:
-        before = live.service.scheduler._number + len(live.service.scheduler._waiting)
-        thread.start()
-        wait_for(lambda b=before: live.service.scheduler._number + len(live.service.scheduler._waiting) > b)
-    for thread in threads:
-        thread.join(timeout=60)
-    assert set(finished[:3]) == {"early 0", "early 1", "early 2"} and finished[3] == "other"
+    names = [("self-draft", "early")] * 3 + [("ar", "other")] + [("self-draft", "late")] * 6
+    with ThreadPoolExecutor(len(names)) as pool:
+        for count, words in enumerate(names, start=1):
+            pool.submit(ask, *words)
+            wait_for(lambda count=count: live.service.scheduler.backlog == count)
+        gate.set()
+    assert finished[:4] == ["early"] * 3 + ["other"] and len(finished) == 10
 
 
 def test_a_client_who_leaves_frees_its_slots(live: Running, pipe: Pipeline, slow: list[float]) -> None:
@@ -95,32 +107,31 @@ def test_a_client_who_leaves_frees_its_slots(live: Running, pipe: Pipeline, slow
 
 
 def test_a_client_who_leaves_while_other_slots_are_filled(
-    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipe: Pipeline, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image in a slot is given up while the first of two others is prefilled, which are not affected."""
-    forward, prefill, gate, leavers = ARTarget.forward, ARTarget.prefill, threading.Event(), list[Job]()
+    prefill, submit, jobs = ARTarget.prefill, Scheduler.submit, list[Job]()
 
-    def waiting(*given: Any) -> object:
-        assert gate.wait(30)
-        return forward(*given)
+    def noted(scheduler: Scheduler, given: list[Job]) -> None:
+        submit(scheduler, given)
+        jobs.extend(given)
 
     def leaving(*given: Any) -> object:
-        if leavers:
-            live.service.scheduler.leave([leavers.pop()])
+        if len(jobs) == 3:
+            live.service.scheduler.leave([jobs.pop(0)])
         return prefill(*given)
 
-    monkeypatch.setattr(ARTarget, "forward", waiting)
+    monkeypatch.setattr(Scheduler, "submit", noted)
     monkeypatch.setattr(ARTarget, "prefill", leaving)
     body = {"prompt": PROMPT, "method": "ar", "n": 2, "seed": 7}
     with running(pipe, replace(SETTINGS, slots=3)) as live, ThreadPoolExecutor(2) as pool:
         pool.submit(live.post, {"prompt": PROMPT, "method": "ar"}, timeout=2)
         wait_for(lambda: flying(live) == 1)
-        leavers += live.service.scheduler._flying.values()
         others = pool.submit(live.post, body)
-        wait_for(lambda: live.service.scheduler.backlog == 3)
+        wait_for(lambda: len(jobs) == 3)
         gate.set()
         made = others.result()
-        assert made.status_code == 200 and not leavers, made.text
+        assert made.status_code == 200 and len(jobs) == 2, made.text
         for item in made.json()["data"]:
             assert base64.b64decode(item["b64_json"]) == offline(pipe, method="ar", seed=item["seed"])
 
@@ -179,26 +190,26 @@ def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[fl
 
 def test_pixels_have_their_own_thread(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are made neither by the decoding thread nor by the event loop, so that neither waits."""
-    threads, paint = list[str](), Painter._paint
+    threads, paint = list[str](), Painter.picture
 
     def watched(*given: Any) -> str:
         threads.append(threading.current_thread().name)
         return paint(*given)
 
-    monkeypatch.setattr(Painter, "_paint", watched)
+    monkeypatch.setattr(Painter, "picture", watched)
     assert live.post({"prompt": PROMPT, **ROWS}).status_code == 200
     assert len(threads) == 4 and all(name.startswith("pixels") for name in threads)
 
 
 def test_a_codec_that_fails(live: Running, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    paint, bad, figures = Painter._paint, pipe(PROMPT, seed=6).codes[0], live.figures
+    paint, bad, figures = Painter.picture, pipe(PROMPT, seed=6).codes[0], live.figures
 
     def failing(painter: Painter, codes: list[int], *more: Any) -> str:
         if codes[:5] == bad[:5]:
             raise RuntimeError("no pixels")
         return paint(painter, codes, *more)
 
-    monkeypatch.setattr(Painter, "_paint", failing)
+    monkeypatch.setattr(Painter, "picture", failing)
     with ThreadPoolExecutor(2) as pool:
         good = pool.submit(live.image, seed=5)
         answer = live.post({"prompt": PROMPT, "seed": 6})
@@ -244,3 +255,23 @@ def test_a_decoding_thread_that_ends(pipe: Pipeline, monkeypatch: pytest.MonkeyP
         assert httpx.get(f"{live.site}/health").status_code == 503
         answer = live.post({"prompt": PROMPT})
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "server_error"
+
+
+def test_the_first_engine_is_built_at_start(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is taken before a request comes. A service without room for it does not start."""
+    build, built = engine_cache.build, list[str]()
+
+    def noted(model: Any, method: Method, *room: int) -> object:
+        if len(built) == 2:
+            raise UserError("no room")
+        built.append(method.name)
+        return build(model, method, *room)
+
+    monkeypatch.setattr(engine_cache, "build", noted)
+    with running(pipe, SETTINGS) as live:
+        assert built == [pipe.default_method]
+        live.image()
+    assert len(built) == 1
+    built.append("enough")
+    with pytest.raises(UserError, match="no room"):
+        create_app(pipe, SETTINGS)

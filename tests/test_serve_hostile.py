@@ -210,7 +210,7 @@ def test_connections_that_send_no_request(live: Running) -> None:
 def test_a_client_that_reads_slowly(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, stops: bool) -> None:
     """It takes three timeouts to read an answer, and gets all of it. One that stops reading does not."""
     settings, size = Settings(slots=1, max_prompt_tokens=32, timeout_s=1.0), 5_000_000
-    monkeypatch.setattr(Painter, "_paint", lambda *_: "A" * size)
+    monkeypatch.setattr(Painter, "picture", lambda *_: "A" * size)
     with running(pipe, settings) as live, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", live.port))
