@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the embedded model and its drafter from scratch and writes them to ckpts/emoji.
-# The tokenizer takes half an hour. The target then trains on PICTURES pictures in total, counted over all resumed runs; two
+# The tokenizer takes half an hour. The target then trains on PICTURES pictures, over the last DECAY of which its rates fall; two
 # cores with AMX process 80,000 pictures per hour. Set PRECISION=fp32 on a CPU without bfloat16 units.
 # A second call resumes each stage where it stopped. To continue training from ckpts/emoji itself, first copy it into the work
 # folder by `main.py train_emoji restore`.
@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=${1:-data/emoji}
 python=${PYTHON:-.venv/bin/python}
-pictures=${PICTURES:-300000} decay=${DECAY:-20000} precision=${PRECISION:-bf16}
+pictures=${PICTURES:-320000} decay=${DECAY:-20000} precision=${PRECISION:-bf16}
 # By default glibc returns the memory of freed tensors to the system and pays page faults to get it back. These settings keep it.
 export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456
 emoji() { "$python" main.py train_emoji "$@" --work_dir "$work"; }
@@ -17,8 +17,7 @@ emoji() { "$python" main.py train_emoji "$@" --work_dir "$work"; }
 emoji data
 emoji tokenizer --rate 6 --flat 0.3
 emoji bpe
-emoji target --precision "$precision" --compile --max_pictures "$pictures"
-emoji target --precision "$precision" --compile --decay_pictures "$decay"
+emoji target --precision "$precision" --compile --max_pictures "$pictures" --decay_pictures "$decay"
 emoji export
 emoji measure
 emoji recognise

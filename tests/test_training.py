@@ -218,21 +218,17 @@ def test_wrong_texts_name_another_thing_in_the_same_style(work: Path) -> None:
 
 
 def test_target_learns_resumes_decays_and_exports(work: Path) -> None:
-    """The loss falls, a resumed run continues with the next pictures, a decay leaves the stable state as it
-    is, and the exported checkpoint has the same logits in transformers."""
+    """The loss falls, a resumed run continues with the next pictures, the learning rates fall to 0, and the
+    exported checkpoint has the same logits in transformers."""
     assert train(work, "--max_pictures", "20")["step"] == 5
-    second = train(work, "--max_pictures", "160")
-    assert (second["step"], second["drawn"], second["pictures"]) == (40, 160, 160)
+    trained = train(work, "--max_pictures", "160", "--decay_pictures", "16")
+    assert (trained["step"], trained["drawn"], trained["pictures"]) == (40, 160, 160)
     assert [*(work / "codes").rglob("train0-00009.npy")]  # the name of a stream decides its pictures
-    train(work, "--decay_pictures", "16")
-    decayed = torch.load(work / "target_decayed.pt", weights_only=True)
-    assert (decayed["pictures"], decayed["decay_from"]) == (176, 160)
-    assert torch.load(work / "target.pt", weights_only=True)["pictures"] == 160
     lines = log(work, "target")
-    assert [line["factor"] for line in lines] == [1.0, 1.0, 0.0]
+    assert [line["factor"] for line in lines] == [1.0, 0.0]
     assert lines[-1]["train"] < lines[0]["train"] - 0.05
     stage("measure", work, "--num_pictures", 8, *SHAPE)
-    check_export(work, decayed)
+    check_export(work, trained)
 
 
 def test_an_exported_checkpoint_can_be_trained_further(work: Path) -> None:

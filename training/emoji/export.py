@@ -21,7 +21,7 @@ from training.emoji.bpe import Layout, image_token
 from training.emoji.data import sha256
 from training.emoji.restore import STATE, write_state
 from training.emoji.stage import StageOptions
-from training.emoji.target import newest
+from training.emoji.target import saved_state
 from training.emoji.tokenizer import VQ
 
 SHARD_BYTES = 16_000_000
@@ -80,7 +80,7 @@ def run(options: Options) -> None:
     """Writes the checkpoint from the files of the other stages."""
     work, out = Path(options.work_dir), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    target = torch.load(work / newest(work), map_location="cpu", weights_only=True)
+    target = saved_state(work)
     tokenizer = torch.load(work / "tokenizer.pt", map_location="cpu", weights_only=True)
     shape = DecoderConfig(**target["config"])
     state = scatter(target["model"], decoder_names(shape), shape)

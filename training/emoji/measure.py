@@ -10,7 +10,7 @@ import torch
 from cli.parser import declare, option
 from training.emoji import target
 from training.emoji.pictures import Pictures
-from training.emoji.stage import load_checkpoint, use_device
+from training.emoji.stage import use_device
 from training.emoji.tokenizer import Tokenizer, figures
 
 
@@ -22,13 +22,13 @@ class Options(target.Options):
 
 
 def run(options: Options) -> None:
-    """Prints the figures as one JSON document, those of the decayed target if there is one."""
+    """Prints the figures as one JSON document."""
     device, work = use_device(options), Path(options.work_dir)
     pictures = Pictures(work)
     fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(options.num_pictures))))
-    trainer, name = target.Trainer(options, device), target.newest(work)
-    trainer.resume(load_checkpoint(work / name), name)
-    state = {"file": name, "trained_pictures": trainer.num_pictures, "trained_s": round(trainer.spent_s)}
+    trainer = target.Trainer(options, device)
+    trainer.resume(target.saved_state(work))
+    state = {"trained_pictures": trainer.num_pictures, "trained_s": round(trainer.spent_s)}
     losses = trainer.validation(options.num_pictures)
     print(
         json.dumps({"tokenizer": figures(Tokenizer.load(work, device), fresh), "target": {**state, **losses}})

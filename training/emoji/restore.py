@@ -22,7 +22,7 @@ from models.layouts.llama import decoder_names, gather
 from models.transformer import DecoderConfig
 from training.emoji.codes import digest
 from training.emoji.stage import StageOptions, save_checkpoint
-from training.emoji.target import STABLE
+from training.emoji.target import SAVED
 from training.emoji.tokenizer import VQ, Tokenizer
 
 STATE = "training_state.safetensors"  # file of the exported folder with values that only training needs
@@ -54,7 +54,7 @@ def run(options: Options) -> None:
     Raises UserError if the work folder has one of them already, or if the checkpoint has no training state.
     """
     work, folder = Path(options.work_dir), Path(options.start)
-    for name in ("tokenizer.pt", STABLE):
+    for name in ("tokenizer.pt", SAVED):
         if (work / name).exists():
             raise UserError(f"{work / name} exists: remove it, or give another --work_dir")
     if not (folder / STATE).exists():
@@ -72,6 +72,6 @@ def run(options: Options) -> None:
     weights = exported.placed(torch.device("cpu"), torch.float32)
     shape = DecoderConfig(**counters["target"]["config"])
     decoder = gather(weights, decoder_names(shape), shape)
-    start = {"codes": digest(tokenizer), "decay_from": None, "fresh_from": counters["target"]["step"]}
-    save_checkpoint(work / STABLE, {"model": decoder, **start, **counters["target"]})
-    print(json.dumps({"written": [str(work / "tokenizer.pt"), str(work / STABLE)], **counters["target"]}))
+    start = {"codes": digest(tokenizer), "fresh_from": counters["target"]["step"]}
+    save_checkpoint(work / SAVED, {"model": decoder, **start, **counters["target"]})
+    print(json.dumps({"written": [str(work / "tokenizer.pt"), str(work / SAVED)], **counters["target"]}))

@@ -1,9 +1,9 @@
 """Trains the target to predict the image codes of captions, by cross-entropy.
 
-Every picture is seen once. The learning rates rise, then stay level. --decay_pictures takes them to zero on a
-copy of the state, so that a run can be stopped, tried out and continued at any time. Some prompts are empty,
-for guidance. Hidden matrices are trained by Muon, the rest by AdamW. bf16 and --compile make training three
-times faster on a CPU with AMX; on a CPU without bf16 units bf16 is a hundred times slower.
+Every picture is seen once. The learning rates rise, stay level, and fall to zero over the last pictures
+(--decay_pictures). Some prompts are empty, for guidance. Hidden matrices are trained by Muon, the rest by
+AdamW. bf16 and --compile make training three times faster on a CPU with AMX; on a CPU without bf16 units bf16
+is a hundred times slower.
 
 A sequence is [bos] text [separator, image begin] codes, or [bos, image begin] codes for an empty prompt. It
 is padded on the right, where causal attention never looks.
@@ -38,9 +38,8 @@ BOS = 0
 LENGTH_STEP = 16  # sequences are padded to a multiple of it, so that --compile meets few shapes
 IGNORED = -100  # label where no code is predicted
 WARMUP = 100  # steps
-LOG = "losses_target.jsonl"
+SAVED, LOG = "target.pt", "losses_target.jsonl"
 STREAM = "train0"  # name of the stream of training pictures, on which every picture depends
-STABLE, DECAYED = "target.pt", "target_decayed.pt"
 
 
 @declare
@@ -49,7 +48,7 @@ class Options(TrainedOptions):
 
     max_pictures: int = option("pictures to train on, earlier runs included", 300_000, unit="N", least=1)
     decay_pictures: int = option(
-        "further pictures, on which a copy, target_decayed.pt, is trained while its learning rates fall to 0",
+        "last pictures, over which the learning rates fall to 0",
         0,
         unit="N",
         least=0,
@@ -159,48 +158,44 @@ class Trainer:
         self.step, self.spent_s = 0, 0.0
         self.next_picture = 0  # its number in the stream
         self.num_pictures = 0  # trained on, all runs together
-        self.decay_from: int | None = None  # value of num_pictures at which the decay began
         self.fresh_from = 0  # step at which the optimisers began without history
 
     def payload(self, spent_s: float) -> dict:
         """Returns the state that a resumed run and the export need."""
         return {"model": self.decoder.state_dict(), "step": self.step, "drawn": self.next_picture,
-                "pictures": self.num_pictures, "spent_s": spent_s, "decay_from": self.decay_from,
-                "fresh_from": self.fresh_from,
+                "pictures": self.num_pictures, "spent_s": spent_s, "fresh_from": self.fresh_from,
                 "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
                 "config": dataclasses.asdict(self.decoder.config), "codes": self.codes.digest}  # fmt: skip
 
-    def resume(self, payload: dict, name: str) -> None:
+    def resume(self, payload: dict) -> None:
         """Continues from a payload; one that `restore` wrote has no optimiser states.
 
         Raises UserError if it was trained on other codes, or has another shape.
         """
         if payload["codes"] != self.codes.digest:
             raise UserError(
-                f"{name} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
+                f"{SAVED} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
             )
         shape = json.loads(json.dumps(dataclasses.asdict(self.decoder.config)))
         saved = json.loads(json.dumps(payload["config"]))  # with lists for tuples, as JSON files have them
         if shape | saved != shape:  # an older checkpoint lacks the fields that were added since
-            raise UserError(f"{name} has the shape {payload['config']}: give the same, or give --restart")
+            raise UserError(f"{SAVED} has the shape {payload['config']}: give the same, or give --restart")
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
             for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
         self.step, self.next_picture = payload["step"], payload["drawn"]
         self.num_pictures = payload["pictures"]
-        self.spent_s, self.decay_from = payload["spent_s"], payload["decay_from"]
-        self.fresh_from = payload["fresh_from"]
+        self.spent_s, self.fresh_from = payload["spent_s"], payload["fresh_from"]
 
     def factor(self) -> float:
         """Returns the factor of the learning rates at this step.
 
-        It rises over WARMUP steps, stays at 1, and with --decay_pictures falls linearly to 0.
+        It rises over WARMUP steps, stays at 1, and falls linearly to 0 over the last --decay_pictures.
         """
         rise = min((self.step - self.fresh_from + 1) / WARMUP, 1.0)
-        if self.decay_from is None:
-            return rise
-        return rise * max(1 - (self.num_pictures - self.decay_from) / self.options.decay_pictures, 0.0)
+        left, decay = self.options.max_pictures - self.num_pictures, self.options.decay_pictures
+        return rise * min(max(left, 0) / decay, 1.0) if decay else rise
 
     def train_step(self) -> float:
         """Updates the weights on the next pictures; returns the loss."""
@@ -260,56 +255,31 @@ def wrong_texts(planned: list[Picture]) -> list[str]:
     return texts
 
 
-def newest(work: Path) -> str:
-    """Returns the file name of the decayed state if there is one, else of the stable one; else UserError."""
-    for name in (DECAYED, STABLE):
-        if (work / name).exists():
-            return name
-    raise UserError(f"{work} has no {STABLE}: run `train_emoji target --work_dir {work}`")
-
-
-def start(trainer: Trainer, work: Path) -> Path:
-    """Loads the state to continue from, if there is one; returns the file to save to."""
-    if not trainer.options.decay_pictures:
-        if saved := load_checkpoint(work / STABLE):
-            trainer.resume(saved, STABLE)
-        return work / STABLE
-    stable, decayed = load_checkpoint(work / STABLE), load_checkpoint(work / DECAYED)
-    if stable is None:
-        raise UserError(f"--decay_pictures: {work} has no {STABLE} to decay; train it first")
-    if decayed is not None and decayed["decay_from"] == stable["pictures"]:
-        trainer.resume(decayed, DECAYED)
-    else:
-        trainer.resume(stable, STABLE)
-        trainer.decay_from = trainer.num_pictures
-    return work / DECAYED
-
-
-def ended(trainer: Trainer) -> bool:
-    """Returns whether the run, or its decay, has seen all its pictures."""
-    options = trainer.options
-    if trainer.decay_from is not None:
-        return trainer.num_pictures - trainer.decay_from >= options.decay_pictures
-    return trainer.num_pictures >= options.max_pictures
+def saved_state(work: Path) -> dict:
+    """Returns the state that the stage has saved. Raises UserError if there is none."""
+    if saved := load_checkpoint(work / SAVED):
+        return saved
+    raise UserError(f"{work} has no {SAVED}: run `train_emoji target --work_dir {work}`")
 
 
 def run(options: Options) -> None:
-    """Trains to --max_pictures, or to the end of the decay; writes the state and the log."""
+    """Trains to --max_pictures, earlier runs included; writes the state and the log."""
     device, work = use_device(options), Path(options.work_dir)
     if options.restart:
-        for name in (STABLE, DECAYED, LOG):
+        for name in (SAVED, LOG):
             (work / name).unlink(missing_ok=True)
     trainer = Trainer(options, device)
-    path = start(trainer, work)
+    if saved := load_checkpoint(work / SAVED):
+        trainer.resume(saved)
     start_s, losses = time.monotonic() - trainer.spent_s, list[float]()
     save, validate = Every(60 * options.checkpoint_minutes), Every(60 * options.validate_minutes)
     with tqdm(desc="target", unit="step", initial=trainer.step) as bar:
-        done = ended(trainer)
+        done = trainer.num_pictures >= options.max_pictures
         while not done:
             losses.append(trainer.train_step())
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-            done, spent = ended(trainer), time.monotonic() - start_s
+            done, spent = trainer.num_pictures >= options.max_pictures, time.monotonic() - start_s
             if validate.due() or done:
                 row = {"step": trainer.step, "pictures": trainer.num_pictures, "spent_s": round(spent, 1),
                        "factor": round(trainer.factor(), 4), "loss": round(sum(losses) / len(losses), 4),
@@ -317,5 +287,5 @@ def run(options: Options) -> None:
                 append_line(work / LOG, json.dumps(row))
                 losses.clear()
             if save.due() or done:
-                save_checkpoint(path, trainer.payload(spent))
-    print(json.dumps({"steps": trainer.step, "pictures": trainer.num_pictures, "written": str(path)}))
+                save_checkpoint(work / SAVED, trainer.payload(spent))
+    print(json.dumps({"steps": trainer.step, "pictures": trainer.num_pictures, "written": str(work / SAVED)}))
