@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -40,11 +40,18 @@ class Engine:
         return finished(self.steps(requests))
 
 
-def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
+def build(
+    model: Model,
+    method: Method,
+    slots: int,
+    max_prompt: int,
+    make_room: Callable[[], bool] = lambda: False,
+) -> Engine:
     """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens.
 
     The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
-    proposer and the rule. UserError if the model's codebook is too small for the method's trees or
+    proposer and the rule. make_room: called where memory is short, before trees are made smaller; returns
+    whether it freed any. UserError if the model's codebook is too small for the method's trees or
     neighbours.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
@@ -58,7 +65,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
             f"a tree {shapes[-1].width} nodes wide: the codebook has {model.num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )
-    target = largest_target(model, sampling, shapes, slots, max_prompt, demand)
+    target = largest_target(model, sampling, shapes, slots, max_prompt, demand, make_room)
     setup = MethodOnModel(model, method, sampling, target, shapes[-1])
     proposer, rule = import_module(f"adt_tree.{method.spec.module}").make(setup)
     idle_slots_cost = not on_cpu or target.few_shapes
@@ -73,6 +80,7 @@ def largest_target(
     slots: int,
     max_prompt: int,
     demand: Demand,
+    make_room: Callable[[], bool],
 ) -> Target:
     """Returns a target with room for all of `shapes`, smallest first.
 
@@ -83,6 +91,8 @@ def largest_target(
         try:
             return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt, demand)
         except UserError as error:
+            if make_room():
+                continue
             if len(shapes) == 1:
                 raise
             print(f"total_token auto: no trees of {shapes.pop().num_nodes} nodes: {error}", file=sys.stderr)

@@ -261,7 +261,7 @@ def test_the_first_engine_is_built_at_start(pipe: Pipeline, monkeypatch: pytest.
     """Its memory is taken before a request comes. A service without room for it does not start."""
     build, built = engine_cache.build, list[str]()
 
-    def noted(model: Any, method: Method, *room: int) -> object:
+    def noted(model: Any, method: Method, *room: Any) -> object:
         if len(built) == 2:
             raise UserError("no room")
         built.append(method.name)
