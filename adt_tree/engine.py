@@ -10,7 +10,7 @@ from importlib import import_module
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
-from adt_tree.method import Demand, Method
+from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import Policy, TreeShape
 from adt_tree.records import Decoded
@@ -55,9 +55,8 @@ def build(
     neighbours.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
-    demand = method.demand(model.num_codes)
     if method.tree is None or not method.drafting:
-        return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt, demand))
+        return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
     on_cpu = model.codebook.device.type == "cpu"
     shapes = method.tree.shapes(model.grid, rows_are_padded=not on_cpu)
     if shapes[-1].width > model.num_codes:
@@ -65,7 +64,7 @@ def build(
             f"a tree {shapes[-1].width} nodes wide: the codebook has {model.num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )
-    target = largest_target(model, sampling, shapes, slots, max_prompt, demand, make_room)
+    target = largest_target(model, sampling, shapes, slots, max_prompt, make_room)
     setup = MethodOnModel(model, method, sampling, target, shapes[-1])
     proposer, rule = import_module(f"adt_tree.{method.spec.module}").make(setup)
     idle_slots_cost = not on_cpu or target.few_shapes
@@ -79,7 +78,6 @@ def largest_target(
     shapes: list[TreeShape],
     slots: int,
     max_prompt: int,
-    demand: Demand,
     make_room: Callable[[], bool],
 ) -> Target:
     """Returns a target with room for all of `shapes`, smallest first.
@@ -89,7 +87,7 @@ def largest_target(
     """
     while True:
         try:
-            return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt, demand)
+            return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt)
         except UserError as error:
             if make_room():
                 continue

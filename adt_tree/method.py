@@ -203,15 +203,6 @@ class Lantern:
         return self.k
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """The method's use of device memory in addition to networks and caches."""
-
-    distributions: int = 8  # number of [images, nodes, codes] fp32 tensors at once; see tests.fake_device
-    neighbours: int = 0  # columns of the table of nearest codes
-    noise: bool = True  # true if the noise of the images in flight is stored
-
-
 # LANTERN's settings in bench and on the demo page: under the published ones images often stay the same.
 RELAXED = Lantern(delta=0.5, max_k=100)
 
@@ -299,17 +290,6 @@ class Method:
         """
         coupled = self.verify == "coupled" and self.spec.exact
         return not self.lantern and not self.control and (coupled or self.greedy)
-
-    def demand(self, num_codes: int) -> Demand:
-        """Returns the method's use of device memory with a codebook of that size."""
-        static, neighbours = isinstance(self.tree, StaticTree), 0
-        if self.lantern is not None:
-            neighbours = self.lantern.neighbours(num_codes) + 1
-        if self.greedy:
-            return Demand(6 if self.lantern is None else 7, neighbours, noise=False)
-        if self.verify == "rejection":
-            return Demand(15 if static else 10, neighbours, noise=static)
-        return Demand(neighbours=neighbours)
 
     @property
     def label(self) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.method import Demand, Method
+from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape
 from adt_tree.relax import Relaxation
@@ -197,12 +197,9 @@ class Model(Protocol):
     def num_codes(self) -> int:
         """The size V of the codebook."""
 
-    def target(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand
-    ) -> Target:
+    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Target:
         """Returns a target with room for `slots` images, trees of max_nodes nodes (the root included), and
-        prompts of max_prompt tokens. demand: the device memory that the method uses beside networks and
-        caches."""
+        prompts of max_prompt tokens. Raises UserError if the device has too little memory."""
 
     def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
         """Returns the drafter network for that target, with room for trees of that depth and width."""

@@ -36,14 +36,14 @@ class Options(Base):
 
 def run(options: Options) -> None:
     """Prints a table in GB; the last line printed is one JSON document in bytes."""
-    from models.footprint import parts, published_use
+    from models.footprint import parts, published_dimensions
 
     for name in options.names:
         if name not in PUBLISHED:
             raise UserError(f"memory {name}: unknown model; choose from {', '.join(PUBLISHED)}")
     by_model = {
         name: parts(
-            published_use(
+            published_dimensions(
                 name, options.precision, options.batch_size, options.total_token, options.image_tokens
             )
         )

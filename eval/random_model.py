@@ -18,7 +18,7 @@ from models import footprint
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import Quantizer, VQModel
 from models.drafter import DrafterNet
-from models.footprint import Use
+from models.footprint import Dimensions
 from models.layouts.chameleon import CHAMELEON
 from models.layouts.llamagen_prompts import PaddedPrompt
 from models.model import DTYPES, Model
@@ -48,14 +48,14 @@ def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) ->
     return PromptEncoder(encode, first_code, num_codes)
 
 
-def middle_rows(use: Use, codes: int) -> tuple[Grid, int]:
+def middle_rows(dims: Dimensions, codes: int) -> tuple[Grid, int]:
     """Returns a grid of about `codes` codes, the rows in the middle of an image, and the number of tokens in
     front of it: the prompt, and the rows above with their separators. With a prompt of that length the
     caches are as full as in the middle of an image."""
-    assert use.vq is not None, "a family with pixels"
-    side = use.side // use.vq.patch_size
+    assert dims.vq is not None, "a family with pixels"
+    side = dims.side // dims.vq.patch_size
     height = min(side, max(2, codes // side))
-    return Grid(height, side), use.prompt + use.tokens * (side - height) // (2 * side)
+    return Grid(height, side), dims.prompt + dims.tokens * (side - height) // (2 * side)
 
 
 def middle_of_image(
@@ -66,36 +66,36 @@ def middle_of_image(
 
     layers: of the decoder; None: as many as published. Raises UserError for more than these.
     """
-    use = footprint.published_use(name)
-    published = use.decoder.num_layers
+    dims = footprint.published_dimensions(name)
+    published = dims.decoder.num_layers
     if layers is not None and layers > published:
         raise UserError(f"--layers {layers}: {name} has {published}")
-    use = replace(use, decoder=replace(use.decoder, num_layers=layers or published))
-    grid, before = middle_rows(use, codes)
-    return random_model(name, use, grid, DTYPES[precision], torch.device(device)), before
+    dims = replace(dims, decoder=replace(dims.decoder, num_layers=layers or published))
+    grid, before = middle_rows(dims, codes)
+    return random_model(name, dims, grid, DTYPES[precision], torch.device(device)), before
 
 
-def random_model(name: str, use: Use, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
-    """Returns a model of the family `name` whose decoder and drafter have the dimensions of `use`.
+def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
+    """Returns a model of the family `name` whose decoder and drafter have the dimensions of `dims`.
 
-    grid: rows and columns of its images. Rows end in a separator token if `use` has more tokens than codes.
+    grid: rows and columns of its images. Rows end in a separator token if `dims` has more tokens than codes.
     """
-    drafter_config = use.drafter
-    decoder = _filled(lambda: Decoder(use.decoder), dtype, device)
+    drafter_config = dims.drafter
+    decoder = _filled(lambda: Decoder(dims.decoder), dtype, device)
     drafter = None if drafter_config is None else _filled(lambda: DrafterNet(drafter_config), dtype, device)
-    spec, codes = spec_of(name), use.codes
+    spec, codes = spec_of(name), dims.codes
     first = 0 if spec.embedded_prompts else FIRST_CODE
     decoder.cut_head(first, codes)
     row = decoder.embed.weight[:1] if spec.embedded_prompts else None
-    vq, codec, latents, row_end = use.vq, None, None, None
+    vq, codec, latents, row_end = dims.vq, None, None, None
     if vq is None:
-        assert use.codec_parameters is not None, "a family without a VQModel has code vectors"
-        size = use.codec_parameters // codes
+        assert dims.codec_parameters is not None, "a family without a VQModel has code vectors"
+        size = dims.codec_parameters // codes
         latents = _filled(lambda: nn.Embedding(codes, size), torch.float32, device).weight
     else:
         codec = cast(VQModel, on_meta(lambda: VQModel(vq)))
         codec.quantize = _filled(lambda: Quantizer(vq), torch.float32, device)
-        if use.tokens != (use.side // vq.patch_size) ** 2:
+        if dims.tokens != (dims.side // vq.patch_size) ** 2:
             row_end = first + codes
     return Model(
         spec=spec,

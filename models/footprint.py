@@ -16,27 +16,27 @@ import torch
 from torch import nn
 
 from adt_tree.errors import CheckpointError, UserError
-from adt_tree.method import Demand
-from adt_tree.noise import ROWS
 from models.cache import aligned
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
-from models.drafter import DrafterNet, step_entries
+from models.drafter import DrafterNet
 from models.graphs import row_bucket
 from models.registry import spec_of
 from models.spec import CKPTS, DTYPE_NAMES
-from models.transformer import MOST_TABULATED, Decoder, DecoderConfig
+from models.transformer import Decoder, DecoderConfig
 
-FP32, FP64, INT64 = 4, 8, 8
-POOL = 4  # number of [images, nodes, codes] fp32 tensors in the scratch memory that CUDA graphs share
-NOISE_PARTS = 3  # number of fp64 tensors that exist at once while noise is computed for ROWS positions
-DEMAND = Demand()  # of the AR baseline
-MAPS = 4  # number of the codec's feature maps that exist at once, each as large as the largest
+FP32 = 4
+# Number of [images, nodes, codes] fp32 tensors that a pass is allowed. Rejection over a static tree holds 15
+# at once; other rules hold about half, and a layer's activations take less than the rest.
+PASS_TENSORS = 15
+MAX_RECORDINGS = 96  # CUDA graphs of one target; tests/test_buckets.py counts them
+RECORDING_BYTES = 10 * 2**20  # of one CUDA graph
+FEATURE_MAPS = 4  # number of the codec's feature maps that exist at once, each as large as the largest
 LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that fragmentation wastes
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Dimensions:
     """The dimensions of a model, of its trees and of a batch, on which memory depends."""
 
     decoder: DecoderConfig
@@ -47,24 +47,23 @@ class Use:
     tokens: int  # of one image, row ends included
     prompt: int  # tokens of the longest prompt
     nodes: int  # of the largest tree, the root included
-    scratch: int  # entries of a step in the drafter's cache
     images: int  # in flight
     branches: int  # 2 under guidance
     element: int  # bytes of a weight, an activation or a cached number
     # Parameters of a codec that is not a VQModel, or of code vectors without a codec. None: the codec is a
     # VQModel, and `vq` tells its parameters.
     codec_parameters: int | None = None
-    demand: Demand = DEMAND  # of the method
+    noise: bool = True  # images are sampled, so that the noise of those in flight is stored
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
 
 
-def published_use(
+def published_dimensions(
     name: str,
     precision: str = "bf16",
     images: int = 1,
     nodes: int | None = None,
     tokens: int | None = None,
-) -> Use:
+) -> Dimensions:
     """Returns the dimensions of a family as published, under guidance if it has any, with EAGLE-2's trees.
 
     nodes: of a tree, the root included; None: those of the family's tree. tokens: of an image, row ends
@@ -80,7 +79,7 @@ def published_use(
         codec_parameters = count(partial(spec.codec, fields)) if spec.codec else None
     else:  # code vectors alone
         codec_parameters = fields["num_embeddings"] * fields["embed_dim"]
-    return Use(
+    return Dimensions(
         decoder=spec.decoder_config(shape["target"]),
         drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
         vq=vq,
@@ -89,7 +88,6 @@ def published_use(
         tokens=tokens or shape["image_tokens"],
         prompt=shape["prompt"],
         nodes=nodes or spec.tree.num_nodes,
-        scratch=step_entries(spec.tree.depth, spec.tree.width),
         images=images,
         branches=1 if spec.guidance == 1 else 2,
         element=getattr(torch, DTYPE_NAMES[precision]).itemsize,
@@ -97,95 +95,63 @@ def published_use(
     )
 
 
-def decoding_parts(use: Use) -> dict[str, int]:
+def parts(dims: Dimensions) -> dict[str, int]:
+    """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
+
+    Weights are exact, and so is the target's cache on a GPU; the rest is estimated, rather too high than too
+    low. LlamaGen's text encoder is left out: it is freed before decoding begins. Loading also needs room for
+    one tensor and the head's rows that score no code. On a CPU that packs weights (models.packed), caches are
+    fp32 whatever `element` says, and oneDNN compiles and stores some 0.6 MB for every product and number of
+    rows.
+    """
+    config, codes, drafter, vq = dims.decoder, dims.codes, dims.drafter, dims.vq
+    codec = dims.codec_parameters or (count(lambda: VQModel(vq)) if vq else 0)
+    weights = {
+        "target": count(lambda: _decoder(config, codes)) * dims.element,
+        "drafter": 0 if drafter is None else count(lambda: DrafterNet(drafter)) * dims.element,
+        "codec": codec * FP32,
+    }
+    return {**weights, **decoding_parts(dims), "peak": sum(weights.values()) + decoding_peak(dims)}
+
+
+def decoding_parts(dims: Dimensions) -> dict[str, int]:
     """Returns the bytes that decoding allocates in a loaded model, by part.
 
     The last two, `pass` (a step) and `pixels` (the decoding of an image's pixels), do not exist at the same
-    time. Caches are exact, the rest are estimates.
+    time.
     """
-    config, codes, drafter = use.decoder, use.codes, 0
-    slots = use.prompt + use.tokens + use.nodes
-    tables = _rotations(config, slots) + use.demand.neighbours * codes * INT64
-    if use.drafter is not None:
-        drafter = _cache(use.drafter, use, use.prompt + use.tokens + use.scratch)
-        tables += _rotations(use.drafter, slots)
+    codes, nodes = dims.codes, row_bucket(dims.nodes) if dims.graphs else dims.nodes
+    recordings = MAX_RECORDINGS * RECORDING_BYTES if dims.graphs else 0
     return {
-        "cache": _cache(config, use, slots),
-        "drafter cache": drafter,
-        "tables": tables,
-        "noise": use.images * use.tokens * codes * FP32 if use.demand.noise else 0,
-        "pass": _step(use),
-        "pixels": _pixels(use),
+        "cache": _cache(dims.decoder, dims) + (_cache(dims.drafter, dims) if dims.drafter else 0),
+        "noise": dims.images * dims.tokens * codes * FP32 if dims.noise else 0,
+        "pass": PASS_TENSORS * dims.images * nodes * codes * FP32 + recordings,
+        "pixels": _pixels(dims),
     }
 
 
-def _step(use: Use) -> int:
-    """Returns the bytes that a step allocates at most, including the memory that CUDA graphs hold.
-
-    A step needs most either while the target scores, for a layer's activations, or while drafts are verified,
-    for distributions over the codes. Graphs share one pool of scratch memory, as large as the greatest
-    recording needs. The results of each function have fixed memory outside the pool.
-    """
-    demand, distribution = use.demand, use.images * use.nodes * use.codes * FP32
-    nodes = row_bucket(use.nodes) if use.graphs else use.nodes
-    rows = max(use.images * use.branches * nodes, use.prompt)  # prompts are taken in one by one
-    layer = rows * _row(use) * use.element
-    if use.graphs:
-        step = max(layer, POOL * distribution) + (demand.distributions - 1) * distribution
-    else:  # while the target scores, logits, log p and noise of the step before are still there
-        step = max(layer + (use.branches + 2) * distribution, demand.distributions * distribution)
-    return max(step, NOISE_PARTS * ROWS * use.codes * FP64 if demand.noise else 0)
+def decoding_peak(dims: Dimensions) -> int:
+    """Returns the bytes that decoding allocates in a loaded model at its worst moment."""
+    cache, noise, one_pass, pixels = decoding_parts(dims).values()
+    return cache + noise + max(one_pass, pixels)
 
 
-def _row(use: Use) -> int:
-    """Returns the number of values per row that exist at once in a layer, its row of the mask included.
-
-    The factors count tensors that are alive together; tests/test_launches.py compares the sum with the memory
-    that each operator of a layer takes.
-    """
-    config = use.decoder
-    width, kv_width = config.hidden_size, config.num_kv_heads * config.head_dim
-    fused, rotated = width + 2 * kv_width, width + kv_width
-    attention = fused + 6 * rotated  # queries and keys are rotated in fp32
-    if config.qk_norm:
-        attention += fused + rotated
-    mask = config.num_heads // config.num_kv_heads * (use.prompt + use.tokens + use.nodes)
-    return 5 * width + max(attention, 4 * config.intermediate_size) + mask
+def _cache(config: DecoderConfig, dims: Dimensions) -> int:
+    """Returns the bytes of the keys and values of a decoder or a drafter."""
+    slots = dims.images * dims.branches * (dims.prompt + dims.tokens + dims.nodes)
+    entry = 2 * config.num_kv_heads * aligned(config.head_dim)
+    return config.num_layers * slots * entry * dims.element
 
 
-def _pixels(use: Use) -> int:
+def _pixels(dims: Dimensions) -> int:
     """Returns the bytes of feature maps while one image is decoded; 0 where codes become pixels elsewhere."""
-    if use.vq is None:
+    if dims.vq is None:
         return 0
     widest = max(
-        use.vq.base_channels * factor * (use.side >> level) ** 2
-        for level, factor in enumerate(use.vq.channel_multiplier)
+        dims.vq.base_channels * factor * (dims.side >> level) ** 2
+        for level, factor in enumerate(dims.vq.channel_multiplier)
     )
-    return MAPS * widest * use.vq.frames * FP32
-
-
-def parts(use: Use) -> dict[str, int]:
-    """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
-
-    Weights and caches are exact on a GPU, the rest are estimates. LlamaGen's text encoder is left out: it is
-    freed before decoding begins. Loading also needs room for one tensor and the head's rows that score no
-    code. On a CPU that packs weights (models.packed), caches are fp32 whatever `element` says, and oneDNN
-    compiles and stores some 0.6 MB for every product and number of rows.
-    """
-    config, codes, drafter, vq = use.decoder, use.codes, use.drafter, use.vq
-    weights = {
-        "target": count(lambda: _decoder(config, codes)) * use.element,
-        "drafter": 0 if drafter is None else count(lambda: DrafterNet(drafter)) * use.element,
-        "codec": (use.codec_parameters or (count(lambda: VQModel(vq)) if vq else 0)) * FP32,
-    }
-    decoding = decoding_parts(use)
-    return {**weights, **decoding, "peak": sum(weights.values()) + decoding_peak(use)}
-
-
-def decoding_peak(use: Use) -> int:
-    """Returns the bytes that decoding allocates in a loaded model at its worst moment."""
-    *lasting, one_pass, pixels = decoding_parts(use).values()
-    return sum(lasting) + max(one_pass, pixels)
+    return FEATURE_MAPS * widest * dims.vq.frames * FP32
 
 
 def count(make: Callable[[], nn.Module]) -> int:
@@ -199,17 +165,6 @@ def _decoder(config: DecoderConfig, num_codes: int) -> Decoder:
     decoder = Decoder(config)
     decoder.cut_head(0, num_codes)
     return decoder
-
-
-def _cache(config: DecoderConfig, use: Use, slots: int) -> int:
-    rows, entry = use.images * use.branches, 2 * config.num_kv_heads * aligned(config.head_dim)
-    return config.num_layers * rows * slots * entry * use.element
-
-
-def _rotations(config: DecoderConfig, slots: int) -> int:
-    """Returns the bytes of transformer.rotary_table(): a 2 x 2 matrix for every pair of a head's numbers."""
-    positions = max(min(config.max_positions, MOST_TABULATED), slots)
-    return positions * config.head_dim // 2 * 4 * FP32
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -227,19 +182,19 @@ def free_bytes(device: torch.device) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def check_room(use: Use, device: torch.device, precision: str) -> None:
+def check_room(dims: Dimensions, device: torch.device, precision: str) -> None:
     """Raises UserError if decoding needs more memory than the device has free. The message names the largest
     batch size that fits, or what else to change if a single image does not."""
-    free, needed = free_bytes(device), decoding_peak(use)
+    free, needed = free_bytes(device), decoding_peak(dims)
     if free is None or needed <= free:
         return
-    sizes = range(use.images - 1, 0, -1)
-    fits = next((images for images in sizes if decoding_peak(replace(use, images=images)) <= free), 0)
+    sizes = range(dims.images - 1, 0, -1)
+    fits = next((images for images in sizes if decoding_peak(replace(dims, images=images)) <= free), 0)
     advice = f"the largest that fits is --batch_size {fits}"
     if not fits:
         lower = "give --precision bf16, or" if precision == "fp32" else f"--precision is {precision} already:"
         advice = f"{lower} free memory on the device or use a larger one"
     raise UserError(
-        f"--batch_size {use.images}: decoding needs {needed / 1e9:.2f} GB beside the loaded model, and "
+        f"--batch_size {dims.images}: decoding needs {needed / 1e9:.2f} GB beside the loaded model, and "
         f"{device} has {max(free, 0) / 1e9:.2f} GB free; {advice}"
     )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
-from adt_tree.method import Demand
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
@@ -23,8 +22,8 @@ from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
-from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter, step_entries
-from models.footprint import DEMAND, Use, check_room
+from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
+from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
@@ -119,11 +118,10 @@ class Model:
         return encoded
 
     def target(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand = DEMAND
+        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
     ) -> ARTarget | SeparatorTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens. Raises UserError if decoding with it needs more memory than the device has free. demand: the
-        device memory that the method uses beside networks and caches."""
+        tokens. Raises UserError if decoding with it needs more memory than the device has free."""
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
         tokens, nodes = self._with_row_ends(max_nodes)
@@ -132,8 +130,7 @@ class Model:
                 "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
                 "use the AR baseline (--method ar) of another model, or --attention sdpa"
             )
-        use = self.use(slots, sampling, max_nodes, max_prompt, demand)
-        check_room(use, self.device, self.precision)
+        check_room(self.dimensions(slots, sampling, max_nodes, max_prompt), self.device, self.precision)
         codes, rows = self.code_ids, (slots, sampling.branches)
         run = None
         if self.graphs:
@@ -156,15 +153,13 @@ class Model:
             return self.grid, max_nodes
         return Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
 
-    def use(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, demand: Demand = DEMAND
-    ) -> Use:
+    def dimensions(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Dimensions:
         """Returns the dimensions from which models.footprint computes the memory of decoding with such a
-        target. A drafter's cache is counted with as many entries per tree as the target's."""
+        target."""
         net, vq = self.drafter_net, None if self.codec is None else self.codec.config
         tokens, nodes = self._with_row_ends(max_nodes)
         cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
-        return Use(
+        return Dimensions(
             decoder=self.decoder.config,
             drafter=None if net is None else replace(net.config, num_layers=1),
             vq=vq,
@@ -173,11 +168,10 @@ class Model:
             tokens=tokens.size,
             prompt=max_prompt,
             nodes=nodes,
-            scratch=step_entries(nodes - 1, 1),
             images=slots,
             branches=sampling.branches,
             element=cached.itemsize,
-            demand=demand,
+            noise=not sampling.greedy,
             graphs=self.graphs,
         )
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.method import Demand
 from adt_tree.records import Decoded
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Prefix, Request, Scored, run_directly
@@ -109,9 +108,7 @@ class TabularModel:
     def codebook(self) -> Tensor:
         return CODEBOOK.to(self.logits.device)
 
-    def target(
-        self, slots: int, sampling: Sampling, nodes: int, prompt: int, demand: Demand
-    ) -> TabularTarget:
+    def target(self, slots: int, sampling: Sampling, nodes: int, prompt: int) -> TabularTarget:
         return TabularTarget(self.logits[: sampling.branches], self.grid, slots)
 
     def drafter(self, target: TabularTarget, depth: int, width: int) -> TabularDrafter:

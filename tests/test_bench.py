@@ -19,7 +19,7 @@ from eval.random_model import middle_rows
 from eval.runs.measurements import Measured, Measurements
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
-from tests.tiny import tiny_use
+from tests.tiny import tiny_dimensions
 
 VARIED = "--vary seed_cells=random,left,above"
 CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min", "half_s")  # timed keys
@@ -200,8 +200,8 @@ def test_batches_trees_and_bounds(result: Result, words: list[str]) -> None:
 
 def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is a tiny one in the layout of lumina_mgpt."""
-    use = tiny_use()
-    monkeypatch.setattr("models.footprint.published_use", lambda name: use)
+    dims = tiny_dimensions()
+    monkeypatch.setattr("models.footprint.published_dimensions", lambda name: dims)
     more = "--model lumina_mgpt --random_weights --methods eagle-2 self-draft --temperatures 1 --num_images 2"
     words = ("bench", "--precision", "fp32", "--output_dir", tmp_path)
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
@@ -215,9 +215,9 @@ def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch
 
 def test_the_prompt_of_random_weights_holds_the_rows_above() -> None:
     """One of four rows lies above the middle two: four codes, and with row ends a separator."""
-    assert middle_rows(tiny_use(), 8) == (Grid(2, 4), 12 + 5)
-    assert middle_rows(tiny_use(tokens=16), 8) == (Grid(2, 4), 12 + 4)
-    assert middle_rows(tiny_use(), 256) == (Grid(4, 4), 12)
+    assert middle_rows(tiny_dimensions(), 8) == (Grid(2, 4), 12 + 5)
+    assert middle_rows(tiny_dimensions(tokens=16), 8) == (Grid(2, 4), 12 + 4)
+    assert middle_rows(tiny_dimensions(), 256) == (Grid(4, 4), 12)
 
 
 def test_an_interrupted_bench_goes_on(

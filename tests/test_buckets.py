@@ -20,15 +20,11 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval.random_model import random_model
-from models.footprint import Use, published_use
+from models.footprint import MAX_RECORDINGS, Dimensions, published_dimensions
 from models.graphs import GraphRunner
 from models.registry import RANDOM_WEIGHTS, SPECS
 
-# Bounds on the recordings of an image: of families whose rows end in no separator, of families whose rows do,
-# and of these with adt-tree, for which drafting is recorded at every number of levels.
-MOST, MOST_ROWS, MOST_ADAPTIVE = 28, 56, 96
 CODES, WIDTH = 32, 8
-ROW_ENDS = ("lumina_mgpt", "emu3")  # families whose rows end in separators
 AUTO = "auto"  # self-draft with --total_token auto
 METHOD_NAMES = [*(name for name, row in METHODS.items() if not row.rival), AUTO]
 PERIOD = 12  # steps: 12 accept nothing, the next 12 all drafts, the next 12 accept 0, 1, 2, 3, 0, ... drafts
@@ -57,27 +53,27 @@ class Acceptance:
         return 1 + min(accepted, self.depth, longest - 1)
 
 
-def tiny(family: str) -> Use:
+def tiny(family: str) -> Dimensions:
     """Returns the dimensions of a family, with a width of 8."""
-    use = published_use(family)
+    dims = published_dimensions(family)
     decoder = replace(
-        use.decoder, vocab_size=2 * CODES, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1,
-        num_heads=1, num_kv_heads=1, head_width=WIDTH if use.decoder.head_width else 0, num_codes=CODES,
+        dims.decoder, vocab_size=2 * CODES, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1,
+        num_heads=1, num_kv_heads=1, head_width=WIDTH if dims.decoder.head_width else 0, num_codes=CODES,
     )  # fmt: skip
     drafter = replace(decoder, head_width=0)
-    vq = replace(use.vq, num_embeddings=CODES)
-    return replace(use, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec_parameters=None)
+    vq = replace(dims.vq, num_embeddings=CODES)
+    return replace(dims, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec_parameters=None)
 
 
 def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Returns the number of recordings that one image takes."""
-    use, spec, acceptance = tiny(family), SPECS[family], Acceptance()
-    side = use.side // use.vq.patch_size
-    model = random_model(family, use, Grid(side, side), torch.float32, torch.device("cpu"))
+    dims, spec, acceptance = tiny(family), SPECS[family], Acceptance()
+    side = dims.side // dims.vq.patch_size
+    model = random_model(family, dims, Grid(side, side), torch.float32, torch.device("cpu"))
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: Recorder())
     sampling, row = Sampling(1.0, 0, 1.0, spec.guidance), "self-draft" if name == AUTO else name
     method = Method(row, sampling, spec.default_tree(row, auto=name == AUTO))
-    engine = build(replace(model, graphs=True), method, 1, use.prompt)
+    engine = build(replace(model, graphs=True), method, 1, dims.prompt)
     if name == AUTO:  # the sizes and the rule of a GPU
         shapes = AutoTree().shapes(model.grid, rows_are_padded=True)
         policy = FastestSize(shapes, model.grid.width, idle_slots_cost=True)
@@ -101,7 +97,7 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr(BatchSlots, "advance", watched)
     engine.target.run = scripted
-    (image,) = engine.decode([Request("0", model.encode(str(use.prompt)), 1)])
+    (image,) = engine.decode([Request("0", model.encode(str(dims.prompt)), 1)])
     assert len(image.codes) == model.grid.size and len(image.steps) == acceptance.steps
     return run.captured
 
@@ -109,6 +105,4 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("name", METHOD_NAMES)
 @pytest.mark.parametrize("family", RANDOM_WEIGHTS)
 def test_an_image_takes_few_recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows_end = family in ROW_ENDS
-    most = MOST if not rows_end else MOST_ADAPTIVE if name == "adt-tree" else MOST_ROWS
-    assert 5 < recordings(family, name, monkeypatch) <= most
+    assert 5 < recordings(family, name, monkeypatch) <= MAX_RECORDINGS

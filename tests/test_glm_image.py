@@ -19,7 +19,7 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import Stored, read_weights
-from models.footprint import parts, published_use
+from models.footprint import parts, published_dimensions
 from models.layouts.glm_image import CODEBOOK, grid_of
 from models.loading import load
 from models.spec import CKPTS, LoadOptions
@@ -198,11 +198,11 @@ def test_memory_is_that_of_the_part_that_is_read() -> None:
         theirs: Any = GlmImageForConditionalGeneration(config)
     heads = theirs.lm_head.weight[: config.vq_config.num_embeddings]
     expected = sum(p.numel() for p in theirs.model.language_model.parameters()) + heads.numel()
-    usual = parts(published_use("glm_image"))
+    usual = parts(published_dimensions("glm_image"))
     assert usual["target"] == 2 * expected
     assert usual["codec"] == 4 * theirs.model.vqmodel.quantize.embedding.weight.numel()
-    assert published_use("glm_image").tokens == grid_of(1024, 1024).size
-    larger = parts(published_use("glm_image", tokens=grid_of(2048, 2048).size))
+    assert published_dimensions("glm_image").tokens == grid_of(1024, 1024).size
+    larger = parts(published_dimensions("glm_image", tokens=grid_of(2048, 2048).size))
     # Codes, layers, keys and values, key heads, head size, bytes of bf16.
     more = larger["cache"] - usual["cache"]
     assert more == (4352 - 1280) * 40 * 2 * 2 * 128 * 2 and larger["pixels"] == 0

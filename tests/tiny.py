@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
-from models.footprint import Use, published_use
+from models.footprint import Dimensions, published_dimensions
 from models.layouts.chameleon import decoder_config
 from models.layouts.llama import decoder_names, drafter_names, scatter
 from models.transformer import Decoder
@@ -29,10 +29,10 @@ VQ = {
 }  # fmt: skip
 
 
-def tiny_use(**changes: int) -> Use:
+def tiny_dimensions(**changes: int) -> Dimensions:
     """Returns tiny dimensions in the layout of lumina_mgpt: 4 x 4 codes with row separators, and a drafter.
-    changes: fields of Use to replace."""
-    published = published_use("lumina_mgpt")
+    changes: fields of Dimensions to replace."""
+    published = published_dimensions("lumina_mgpt")
     small = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 300}
     small |= {"num_heads": 4, "num_kv_heads": 4}
     decoder = replace(published.decoder, num_layers=2, **small)
