@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, ShardOptions
-from cli.parser import Options as Base
 from cli.parser import declare, option
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ SHUFFLE_SEED = 42
 
 
 @declare
-class DataOptions(Base):
+class Options(ModelOptions, ShardOptions):
     """data"""
 
     data_path: str = option(
@@ -38,12 +37,6 @@ class DataOptions(Base):
     num_samples: int = option(
         "largest number of pictures; if there are more, a random subset", 1_000_000, unit="N", least=1
     )
-
-
-@declare
-class Options(ModelOptions, DataOptions, ShardOptions):
-    """run"""
-
     batch_size: int = 16
     output_dir: str = "data/extracted_code"
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from eval.runs.run_folder import RunFolder
     from models.model import Model
 
+# Field of the summary -> key of an image's statistics, of which it is the mean.
+MEANS = {name: name for name in ("target_calls", "drafter_calls", "mean_depth", "mean_nodes")}
+MEANS |= {"latency_s": "latency"}
+
 
 @declare
 class Options(DecodingOptions, PromptOptions, RunOptions):
@@ -80,7 +84,7 @@ def run(options: Options) -> None:
     if not folder.write_results(statistics) and rank > 0 and not share:
         return  # this process had no image to make, and another one prints the summary
     summary = summarise(statistics, skipped, wall)
-    print(table(summary))
+    print("\n".join(f"  {name:<14} {value}" for name, value in summary.items()))
     alignment = pipe.model.alignment if method.spec.network else None
     print(json.dumps({**summary, "drafter_alignment": alignment, "output_dir": options.output_dir}))
 
@@ -213,31 +217,15 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
     """
     from eval.runs.run_folder import tau_of
 
-    count = len(entries)
-    generated = count - skipped
-
-    def mean(key: str, digits: int) -> float:
-        return round(sum(entry[key] for entry in entries.values()) / count, digits)
-
+    count, generated = len(entries), len(entries) - skipped
+    means = {
+        name: round(sum(entry[key] for entry in entries.values()) / count, 4) for name, key in MEANS.items()
+    }
     return {
-        "images": count, "skipped": skipped, "tau": round(tau_of(entries.values()), 4),
-        "target_calls": mean("target_calls", 2), "drafter_calls": mean("drafter_calls", 2),
-        "mean_depth": mean("mean_depth", 3), "mean_nodes": mean("mean_nodes", 3),
-        "latency_s": mean("latency", 4), "wall_s": round(wall, 3),
+        "images": count,
+        "skipped": skipped,
+        "tau": round(tau_of(entries.values()), 4),
+        **means,
+        "wall_s": round(wall, 3),
         "images_per_s": round(generated / wall, 4) if generated else None,
-    }  # fmt: skip
-
-
-def table(summary: dict[str, Any]) -> str:
-    """Returns the summary as lines to print."""
-    rows = [
-        ("images", f"{summary['images']} ({summary['skipped']} of them from an earlier run)"),
-        ("tau, codes per target call", f"{summary['tau']:.2f}"),
-        ("target calls per image", f"{summary['target_calls']:.1f}"),
-        ("drafter calls per image", f"{summary['drafter_calls']:.1f}"),
-        ("mean depth, nodes of a tree", f"{summary['mean_depth']:.2f}, {summary['mean_nodes']:.1f}"),
-        ("seconds per image", f"{summary['latency_s']:.3f}"),
-    ]
-    if summary["images_per_s"] is not None:
-        rows.append(("images per second", f"{summary['images_per_s']:.2f}"))
-    return "\n".join(f"  {label:<28} {value}" for label, value in rows)
+    }

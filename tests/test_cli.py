@@ -40,7 +40,7 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     status, out, err = generate("o", *ADT.split(), "--heatmaps", "2", "--start_idx", "1", "--end_idx", "4")
     assert (status, err) == (0, "")
     summary = json.loads(out.splitlines()[-1])
-    assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[1]
+    assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[2]
     folder = tmp_path / "o"
     expected = ["contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json",
                 "heatmap_1.png", "heatmap_2.png", "img", "records", "steps.jsonl"]  # fmt: skip
