@@ -86,8 +86,8 @@ class Pipeline:
     """A loaded model, and every method to decode with it."""
 
     def __init__(self, model: Model, max_engines: int = 2) -> None:
-        """model: as models.loading.load gives it. max_engines: number of engines kept for later calls; each
-        holds the caches of its images, and on CUDA its graphs."""
+        """model: as models.loading.load gives it. max_engines: number of engines kept for later calls, with
+        their caches and, on CUDA, graphs; engines.clear() frees them."""
         self.model, self.engines = model, EngineCache(model, max_engines)
 
     @classmethod

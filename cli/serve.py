@@ -85,7 +85,7 @@ def run(options: Options) -> None:
 
         from serve import server
         from serve.app import create_app
-        from serve.own_thread import in_own_thread
+        from serve.openmp import in_new_thread
         from serve.settings import Settings
     except ImportError as error:
         raise UserError(
@@ -107,7 +107,7 @@ def run(options: Options) -> None:
         listener = server.bind(options.host, options.port)
     except OSError as error:
         raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
-    pipe = in_own_thread(torch.get_num_threads(), load_with_drafter_if_any, options)
+    pipe = in_new_thread(torch.get_num_threads(), load_with_drafter_if_any, options)
     port = listener.getsockname()[1]
     site = f"http://[{options.host}]:{port}" if ":" in options.host else f"http://{options.host}:{port}"
     print(f"{options.model} is served at {site}/v1, and a page at {site}/. Ctrl-C ends it.", flush=True)

@@ -58,7 +58,7 @@ def failure(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Gives the errors of the routes and of the framework OpenAI's form. serve.guard answers all other
+    """Gives the errors of the routes and of the framework OpenAI's form. serve.middleware answers all other
     exceptions."""
 
     async def from_routes(request: Request, error: Exception) -> Response:

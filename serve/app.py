@@ -15,10 +15,10 @@ from fastapi.responses import Response
 from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from serve.api_errors import ApiError, install, json_response
-from serve.guard import Guard
 from serve.image_request import engine_method
 from serve.images import generate
-from serve.own_thread import in_own_thread
+from serve.middleware import AccessMiddleware
+from serve.openmp import in_new_thread
 from serve.service import Service
 from serve.settings import Settings
 
@@ -43,7 +43,7 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     if pipe.model.codec is None:
         raise UserError(f"the server shows pixels, and {pipe.model.no_codec_message}")
     pipe = Pipeline(pipe.model, MAX_ENGINES)
-    in_own_thread(torch.get_num_threads(), build_first, pipe, settings)
+    in_new_thread(torch.get_num_threads(), build_first, pipe, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -54,7 +54,7 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.cut = 0  # number of requests that were unfinished when the server ended
     install(app)
-    app.add_middleware(Guard, settings=settings, open_paths=OPEN)
+    app.add_middleware(AccessMiddleware, settings=settings, open_paths=OPEN)
     app.add_api_route("/v1/images/generations", generate, methods=["POST"])
     add_models(app, pipe)
     add_pages(app)

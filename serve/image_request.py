@@ -15,7 +15,7 @@ from adt_tree.sampling import Sampling
 from serve.api_errors import ApiError
 from serve.settings import MAX_IMAGES
 
-LARGEST_SEED = 2**63 - 1 - MAX_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
+MAX_SEED = 2**63 - 1 - MAX_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
 QUALITIES = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -49,7 +49,7 @@ class ImageRequest(BaseModel):
     stream: bool = False
     partial_images: Annotated[int, Field(ge=0, le=3)] = 0
 
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     method: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     guidance: Annotated[float, Field(ge=0, le=100)] | None = None

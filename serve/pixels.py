@@ -13,7 +13,7 @@ from PIL import Image
 from adt_tree.pipeline import Pipeline
 from eval.runs.run_folder import png_bytes
 from models.target import EncodedPrompt
-from serve.own_thread import in_own_thread
+from serve.openmp import in_new_thread
 
 MISSING = (128, 128, 128)  # colour of the cells that have no code yet
 
@@ -31,7 +31,7 @@ class Painter:
     async def encode(self, text: str) -> EncodedPrompt:
         """Returns a prompt's tokens. Raises UserError for a prompt that the model cannot encode."""
         run = asyncio.get_running_loop().run_in_executor
-        return await run(self._texts, in_own_thread, self._threads, self._encode, text)
+        return await run(self._texts, in_new_thread, self._threads, self._encode, text)
 
     def _encode(self, text: str) -> EncodedPrompt:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
@@ -46,7 +46,7 @@ class Painter:
         kind: png, webp or jpeg; compression: the quality of the last two, 0 to 100.
         """
         run = asyncio.get_running_loop().run_in_executor
-        return await run(self._pixels, in_own_thread, self._threads, self.picture, codes, kind, compression)
+        return await run(self._pixels, in_new_thread, self._threads, self.picture, codes, kind, compression)
 
     def picture(self, codes: list[int], kind: str, compression: int) -> str:
         """Does what paint() says, in the calling thread."""

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from adt_tree.pipeline import Pipeline
 from serve.app import DEFAULTS, create_app
-from serve.own_thread import in_own_thread
+from serve.openmp import in_new_thread
 from serve.settings import KEY_VARIABLE, Settings, checked_key
 
 # Requests that a replica takes beyond its slots and queue: those that it refuses with 429, /health, /metrics.
@@ -53,7 +53,7 @@ class Images:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         arguments = self.arguments
-        pipe = in_own_thread(torch.get_num_threads(), self._load)
+        pipe = in_new_thread(torch.get_num_threads(), self._load)
         replica = serve.get_replica_context().replica_id.unique_id
         settings = Settings(
             arguments.slots,

@@ -20,7 +20,7 @@ from serve.api_errors import ApiError
 from serve.settings import Settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LARGEST_HEAD = 2**15  # bytes of the headers of a request
+MAX_HEAD = 2**15  # bytes of the headers of a request
 BACKLOG = 2048  # connections that may wait to be accepted
 UNSENT = 2**16  # bytes of an answer that the kernel takes before it can send them
 
@@ -150,7 +150,7 @@ def configure(app: FastAPI, settings: Settings, grace_s: float) -> uvicorn.Confi
         proxy_headers=False,
         timeout_keep_alive=math.ceil(settings.timeout_s),
         timeout_graceful_shutdown=math.ceil(grace_s),
-        h11_max_incomplete_event_size=LARGEST_HEAD,
+        h11_max_incomplete_event_size=MAX_HEAD,
     )
 
 

@@ -61,7 +61,7 @@ class Answer:
         await self._send(message)
 
 
-class Guard:
+class AccessMiddleware:
     """Refuses requests for other hosts, from pages of other sites, and without the key. Answers in place of
     the application if its code raises an exception, or if the server ends before the answer is complete."""
 

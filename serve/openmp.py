@@ -19,7 +19,7 @@ import torch
 Result = TypeVar("Result")
 
 
-def in_own_thread(threads: int, function: Callable[..., Result], *arguments: object) -> Result:
+def in_new_thread(threads: int, function: Callable[..., Result], *arguments: object) -> Result:
     """Returns function(*arguments), computed in a new thread that has the name of the calling one and a team
     of `threads` OpenMP threads.
 
