@@ -170,14 +170,13 @@ def run(options: Options) -> None:
         "prompts": [(prompt.name, prompt.text) for prompt in prompts],
     }
     folder = Path(options.output_dir)
-    store = Measurements(folder, environment["date"], fingerprint, stored_options)
+    store = Measurements(folder, fingerprint, stored_options)
     measured = measure(decoders, requests, store, options.warmup, model.device)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,
         "options": stored_options,
         "prompts": len(prompts),
-        "runs": list(store.runs.values()),
         "rows": [
             columns.row(columns.Comparison(item, measured[item.name], measured[item.baseline]))
             for item in decoders

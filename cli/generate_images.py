@@ -81,7 +81,7 @@ def run(options: Options) -> None:
         plot(options, method, pipe, folder, prompts)
     record(options, method, pipe, folder, prompts)
     # Statistics are written last: where they are, everything else is there too.
-    if not folder.write_results(statistics) and rank > 0 and not share:
+    if not folder.write_results() and rank > 0 and not share:
         return  # this process had no image to make, and another one prints the summary
     summary = summarise(statistics, skipped, wall)
     print("\n".join(f"  {name:<14} {value}" for name, value in summary.items()))

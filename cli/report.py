@@ -104,9 +104,9 @@ def check_runs(roots: Sequence[Path]) -> None:
     """
     complete = True
     for root in roots:
-        run = stored_run(root)
-        lines, count = faults(run), len(run.folder.names)
-        print("\n".join(lines) or f"{root}: all {count} images of its configuration are there")
+        folder, num_codes = stored_run(root)
+        lines = faults(folder, num_codes)
+        print("\n".join(lines) or f"{root}: all {len(folder.prompts)} images of its configuration are there")
         complete &= not lines
     if not complete:
         sys.exit(1)

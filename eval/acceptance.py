@@ -14,7 +14,7 @@ import numpy as np
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
-from eval.runs.run_folder import read_steps
+from eval.runs.run_folder import read_records
 
 CODES, TOP1 = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")
@@ -51,7 +51,7 @@ def average(folder: Path) -> dict[str, Any]:
 
     Raises UserError if the run's steps are missing, damaged, or of images of several sizes.
     """
-    by_image = {name: steps for name, steps in read_steps(folder).items() if steps}
+    by_image = {record.name: record.steps for record in read_records(folder) if record.steps}
     if not by_image:
         raise UserError(f"{folder} holds no records of images; run generate_images on it again")
     try:

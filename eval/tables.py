@@ -145,11 +145,9 @@ def note(result: Mapping[str, Any]) -> str:
     """Returns how to repeat a result: command, prompts, precision, device and commit."""
     environment, seeds = result["environment"], result["options"].get("seeds", 1)
     prompts = f"{result['prompts'] // seeds} prompts" + (f" with {seeds} seeds each" if seeds > 1 else "")
-    runs = len(result.get("runs", ()))
-    assembled = f", assembled from {runs} runs" if runs > 1 else ""
     busy = " Times are left out, because the machine did other work meanwhile." if untimed(result) else ""
     where = f"{environment['precision']}, {origin(environment)}"
-    return f"`{result['command']}`, {prompts}, {where}{assembled}.{busy}"
+    return f"`{result['command']}`, {prompts}, {where}.{busy}"
 
 
 def origin(environment: Mapping[str, Any]) -> str:

@@ -134,7 +134,7 @@ def test_what_is_no_run_is_refused(folder: Path, tmp_path: Path, refused: Refuse
     assert "--check" in refused("report", folder, "--check", "--write", tmp_path / "x.md")
     assert "--paper" in refused("report", folder, "--check", "--paper", "coco")
     settings = folder / "generation_configs.json"
-    edit(settings, lambda options: options.pop("random_seed"))
+    edit(settings, lambda options: options.pop("start_idx"))
     assert str(settings) in refused("report", folder, "--check")
-    edit(settings, lambda options: options.update(random_seed=42, prompt=str(tmp_path / "gone.txt")))
+    edit(settings, lambda options: options.update(start_idx=0, prompt=str(tmp_path / "gone.txt")))
     assert "gone.txt" in refused("report", folder, "--check")

@@ -196,9 +196,9 @@ def test_results_are_written_after_everything_else(
     """A process that was killed before it wrote them is started again, and finds them missing."""
     beside: list[set[str]] = []
 
-    def looking(folder: RunFolder, statistics: Any, real: Any = RunFolder.write_results) -> bool:
+    def looking(folder: RunFolder, real: Any = RunFolder.write_results) -> bool:
         beside.append({path.name for path in folder.root.iterdir()})
-        return real(folder, statistics)
+        return real(folder)
 
     monkeypatch.setattr(RunFolder, "write_results", looking)
     assert generate("o", *OPTIONS, "--record", 1)[0] == 0

@@ -1,7 +1,6 @@
 """The folder of generate_images. No torch.
 
-    generation_configs.json       the options, an image's number of codes, and the fingerprint that all runs
-                                  in this folder share
+    generation_configs.json       the settings of the store (eval.runs.store), and an image's number of codes
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
     codes/NAME.npy                where no pixels can be made: the codes as int64 [codes]
@@ -9,10 +8,9 @@
     global_statistics_A_B.json    the statistics of the prompts A to B
 
 An image's record is written before its pixels are decoded, so that codes are never lost: an image is finished
-when its record and its whole PNG exist or, in a run that can make no pixels, its file of codes. A later run
-that can make them does so from the record. The last two files are copied from the records when all images
-are finished. Every file is written completely or not at all, and an image depends on its own prompt and seed
-alone; so any number of processes may work in one folder, be killed and be started again, without locks.
+when its record and its PNG exist or, in a run that can make no pixels, its file of codes. A later run that
+can make them does so from the record. The last two files are derived from the records when all images are
+finished. An image depends on its own prompt and seed alone, so processes may share a folder.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,21 +30,13 @@ from PIL import Image
 from adt_tree.errors import UserError
 from adt_tree.records import Decoded
 from eval.runs.prompts import Prompt
-from eval.runs.run_settings import check_settings, digest, write_settings
-from models.checkpoint.files import (
-    make_folder,
-    read_json,
-    reading,
-    replacing,
-    write_atomic,
-    write_json,
-)
+from eval.runs.store import Store, read_record
+from models.checkpoint.files import make_folder, read_json, reading, replacing, write_atomic
 
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
 IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
 IMAGE_CODES = "image_codes"  # key of SETTINGS beside the options: the number of codes of an image
-PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 def file_name(name: str) -> str:
@@ -65,44 +55,26 @@ def png_bytes(image: Image.Image) -> bytes:
     return stream.getvalue()
 
 
-def is_whole_png(path: Path) -> bool:
-    """Returns whether a file begins and ends as a PNG does, which a truncated or empty one does not."""
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(len(PNG_START))
-            stream.seek(-len(PNG_END), io.SEEK_END)
-            return start == PNG_START and stream.read() == PNG_END
-    except OSError:
-        return False
-
-
 @dataclass(slots=True)
 class ImageRecord:
     """The contents of records/NAME.json."""
 
     name: str
-    run: str  # digest of the fingerprint
     codes: list[int]  # in raster order
     statistics: dict[str, Any]  # the image's entry of global_statistics_A_B.json
     steps: list[dict[str, Any]]  # adt_tree.records.Step as dictionaries
+    run: str = ""  # the store's digest
 
     @classmethod
-    def read(cls, path: Path) -> ImageRecord:
-        """Reads a record. Raises UserError if it is damaged or not there."""
-        remedy = "delete it, and its image is generated again"
-        content = read_json(path, remedy)
-        with reading(path, remedy):
+    def of(cls, path: Path, content: dict[str, Any]) -> ImageRecord:
+        """Returns the record that a file holds. Raises UserError if it is damaged."""
+        with reading(path, "delete it, and its image is generated again"):
             record = cls(**content)
             whole = isinstance(record.name, str) and isinstance(record.statistics["prompt"], str)
             whole &= all(isinstance(code, int) for code in record.codes)
             if not whole or not all(isinstance(step, dict) for step in record.steps):
                 raise ValueError("is not the record of an image")
         return record
-
-
-def has_result(root: Path, stem: str) -> bool:
-    """Returns whether a run's folder holds the pixels of an image or, where there are none, its codes."""
-    return is_whole_png(root / IMAGES / f"{stem}.png") or (root / CODES / f"{stem}.npy").is_file()
 
 
 def finished_records(root: Path) -> list[Path]:
@@ -112,10 +84,15 @@ def finished_records(root: Path) -> list[Path]:
     return [path for path in paths if has_result(root, path.stem)]
 
 
-def read_steps(root: Path) -> dict[str, list[dict[str, Any]]]:
-    """Returns the steps of the finished images in a run's folder, by the images' names."""
-    records = map(ImageRecord.read, finished_records(root))
-    return {record.name: record.steps for record in records}
+def has_result(root: Path, stem: str) -> bool:
+    """Returns whether a run's folder holds the pixels of an image or, where there are none, its codes."""
+    return (root / IMAGES / f"{stem}.png").is_file() or (root / CODES / f"{stem}.npy").is_file()
+
+
+def read_records(root: Path) -> Iterator[ImageRecord]:
+    """Yields the records of the finished images in a run's folder."""
+    for path in finished_records(root):
+        yield ImageRecord.of(path, read_record(path))
 
 
 def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
@@ -133,8 +110,7 @@ def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
             if not all(isinstance(entry, dict) for entry in content.values()):
                 raise ValueError("is not a file of statistics")
         files |= content
-    records = map(ImageRecord.read, finished_records(root))
-    finished = {record.name: record.statistics for record in records}
+    finished = {record.name: record.statistics for record in read_records(root)}
     statistics = {name: finished[name] for name in files if name in finished} | finished or files
     if not statistics:
         raise UserError(f"{root} holds no statistics of images: give a folder of generate_images")
@@ -163,45 +139,32 @@ class RunFolder:
 
         window: --start_idx and --end_idx, which selected the prompts. fingerprint: everything that changes an
         image or its record. pixels: whether this run makes them; if not, its codes finish an image. Raises
-        UserError if two names give one file, or if the folder holds another run or one of an earlier version,
-        which kept no records.
+        UserError if two names give one file, or if the folder holds another run.
         """
-        self.root, self.fingerprint, self._pixels = root, fingerprint, pixels
+        self.root, self._pixels = root, pixels
         self.statistics_path = root / STATISTICS.format(*window)
-        self._prompts = {prompt.name: prompt for prompt in prompts}
-        self._run = digest(fingerprint)
+        self.prompts = {prompt.name: prompt for prompt in prompts}
         files: dict[str, str] = {}
-        for name in self._prompts:
+        for name in self.prompts:
             other = files.setdefault(file_name(name).lower(), name)
             if other != name:
                 raise UserError(
                     f"prompt names {other[:80]!r} and {name[:80]!r} give the same file "
                     f"{file_name(name)}.png: rename one"
                 )
-        if (root / SETTINGS).exists() and not (root / RECORDS).is_dir():
-            raise UserError(
-                f"--output_dir {root}: its run has no {RECORDS}/, so an earlier version of this program made "
-                "it and cannot be continued; choose another folder"
-            )
-        check_settings(root / SETTINGS, fingerprint)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the prompts, in their order."""
-        return list(self._prompts)
+        self.store = Store(root / SETTINGS, RECORDS, fingerprint)
 
     def check_records(self) -> None:
         """Reads the records that there are. Raises UserError for the first that is damaged or of another
         run."""
-        for name in self._prompts:
+        for name in self.prompts:
             if self.has_record(name):
                 self.read(name)
 
     def start(self, options: Mapping[str, Any]) -> None:
         """Makes the folder. options: the parsed command line, stored as it is with IMAGE_CODES."""
-        for folder in (IMAGES, RECORDS):
-            (self.root / folder).mkdir(parents=True, exist_ok=True)
-        write_settings(self.root / SETTINGS, self.fingerprint, options)
+        make_folder(self.root / IMAGES)
+        self.store.start(options)
 
     def png(self, name: str) -> Path:
         """Returns the path of an image."""
@@ -213,7 +176,7 @@ class RunFolder:
 
     def record_path(self, name: str) -> Path:
         """Returns the path of an image's record."""
-        return self.root / RECORDS / f"{file_name(name)}.json"
+        return self.store.path(file_name(name))
 
     def has_record(self, name: str) -> bool:
         """Returns whether this or another process has generated the codes of an image."""
@@ -221,27 +184,25 @@ class RunFolder:
 
     def is_finished(self, name: str) -> bool:
         """Returns whether an image has its record and its pixels, or its codes where no pixels are made."""
-        result = is_whole_png(self.png(name)) if self._pixels else has_result(self.root, file_name(name))
+        result = self.png(name).is_file() if self._pixels else has_result(self.root, file_name(name))
         return result and self.has_record(name)
 
     @property
     def complete(self) -> bool:
         """True if all images of this run are finished."""
-        return all(map(self.is_finished, self._prompts))
+        return all(map(self.is_finished, self.prompts))
 
     def read(self, name: str) -> ImageRecord:
         """Reads an image's record. Raises UserError if it is damaged or belongs to another prompt or run."""
         path = self.record_path(name)
-        record = ImageRecord.read(path)
-        if record.run != self._run or record.statistics["prompt"] != self._prompts[name].text:
-            raise UserError(
-                f"{path}: made from another prompt or with other options; give another --output_dir"
-            )
+        record = ImageRecord.of(path, self.store.read(path.stem))
+        if record.statistics["prompt"] != self.prompts[name].text:
+            raise UserError(f"{path}: made from another prompt; give another --output_dir")
         return record
 
     def add(self, decoded: Decoded) -> None:
         """Stores the record of an image whose pixels are still to be decoded."""
-        prompt = self._prompts[decoded.name]
+        prompt = self.prompts[decoded.name]
         statistics = {
             "prompt": prompt.text,
             "acceptance_length": decoded.tau,
@@ -257,7 +218,7 @@ class RunFolder:
             "mean_nodes": decoded.mean_nodes,
         }
         steps = [step.as_dict() for step in decoded.steps]
-        self._write(ImageRecord(decoded.name, self._run, decoded.codes, statistics, steps))
+        self._write(ImageRecord(decoded.name, decoded.codes, statistics, steps))
 
     def finish_codes(self, record: ImageRecord) -> None:
         """Stores the codes of an image of which no pixels can be made."""
@@ -275,28 +236,30 @@ class RunFolder:
         write_atomic(self.png(record.name), png_bytes(image))
 
     def _write(self, record: ImageRecord) -> None:
-        write_json(self.record_path(record.name), asdict(record), indent=None)
+        self.store.write(file_name(record.name), asdict(record))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Returns the statistics of all images, in the order of the prompts. The run must be complete."""
-        return {name: self.read(name).statistics for name in self._prompts}
+        return {name: self.read(name).statistics for name in self.prompts}
 
-    def write_results(self, statistics: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Writes steps.jsonl and, last of all, the statistics of a complete run.
+    def derived(self) -> Iterator[tuple[Path, Iterator[str]]]:
+        """Yields the files that are derived from the records, each with its lines, the statistics last."""
+        steps = ({"name": record.name, **step} for record in read_records(self.root) for step in record.steps)
+        yield self.root / STEPS, (json.dumps(step) + "\n" for step in steps)
+        # Lone surrogates, which UTF-8 cannot encode, become JSON's notation for them.
+        text = json.dumps(self.statistics(), indent=1, ensure_ascii=False) + "\n"
+        yield self.statistics_path, io.StringIO(text.encode(errors="backslashreplace").decode())
+
+    def write_results(self) -> bool:
+        """Writes the derived files of a complete run, the statistics last of all.
 
         Returns whether the statistics changed; they do not if another process has written them already.
         """
-        while self._write_steps() != finished_records(self.root):
-            pass  # the file lacks images that another process finished meanwhile, so it is written again
         before = self.statistics_path.read_bytes() if self.statistics_path.exists() else None
-        write_json(self.statistics_path, statistics)
+        finished = None
+        while finished != (finished := finished_records(self.root)):
+            # In the meantime another process may have finished an image and written the steps without ours.
+            for path, lines in self.derived():
+                with replacing(path) as part, part.open("w", encoding="utf-8") as stream:
+                    stream.writelines(lines)
         return self.statistics_path.read_bytes() != before
-
-    def _write_steps(self) -> list[Path]:
-        """Writes the steps of all finished images in the folder, whatever run made them, and returns their
-        records."""
-        paths = finished_records(self.root)
-        with replacing(self.root / STEPS) as part, part.open("w", encoding="utf-8") as stream:
-            for record in map(ImageRecord.read, paths):
-                stream.writelines(json.dumps({"name": record.name, **step}) + "\n" for step in record.steps)
-        return paths
