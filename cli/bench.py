@@ -154,7 +154,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import resolved_options, with_checkpoint_sampling
     from eval import columns, tables
     from eval.harness import measure
-    from eval.profile import profile
+    from eval.profile import memory, profile
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
@@ -182,8 +182,10 @@ def run(options: Options) -> None:
             for item in decoders
         ],
     }
+    engines = {configuration.name: decoders[configuration] for configuration in chosen}
+    if model.device.type == "cuda":
+        result["memory"] = memory(model, engines.values())
     if options.profile:
-        engines = {configuration.name: decoders[configuration] for configuration in chosen}
         result |= profile(engines, requests[:PROFILED], model)
     write_json(folder / tables.STORED, result)
     print(f"{tables.text_of(result)}\n\n{columns.LEGEND}")

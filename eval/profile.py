@@ -1,10 +1,11 @@
 """Where the time of decoding goes, by the parts that the loop marks (adt_tree.ranges), and a lower bound of a
-step's time: reading the target's weights once. Not yet run on a GPU."""
+step's time: reading the target's weights once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
 from eval.runs.process import synchronise
-from models.footprint import count
+from models.footprint import count, decoding_peak
 from models.model import Model
 from models.transformer import Block, make_head
 
@@ -43,6 +44,20 @@ def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
     times = exclusive_time(spans)
     parts = {part: times.get(part, 0) / total for part in PARTS}
     return {part: round(share, 4) for part, share in {**parts, "host": 1 - sum(parts.values())}.items()}
+
+
+def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
+    """Returns the peak of the bytes in tensors on the GPU since the process began, and the estimate for the
+    weights, the engines and one step of each."""
+    networks = (model.decoder, model.drafter_net, model.codec)
+    tensors = [x for network in networks if network is not None for x in network.parameters()]
+    estimate = sum(x.nbytes for x in tensors if x.is_cuda)
+    for engine in engines:
+        nodes = engine.method.tree.largest.num_nodes if engine.method.tree else 1
+        target = engine.target
+        dims = model.dimensions(target.slots, engine.sampling, nodes, target.max_prompt)
+        estimate += decoding_peak(replace(dims, side=0))
+    return {"peak_bytes": torch.cuda.max_memory_allocated(model.device), "estimate_bytes": estimate}
 
 
 def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
