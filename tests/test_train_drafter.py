@@ -206,11 +206,10 @@ def tau(tiny: Tiny) -> float:
     return pipe(texts, "eagle-2", sampling=greedy, tree=tree, batch_size=8).stats["tau"]
 
 
-@pytest.mark.parametrize(("name", "epochs"), [("janus_pro", 12), ("emu3", 12)])
-def test_tau_rises(run: Run, checkpoints: Checkpoints, name: str, epochs: int, tmp_path: Path) -> None:
+def test_tau_rises(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:
     """Training starts from random weights, because a new drafter, which passes features through, already
     predicts tiny targets well."""
-    tiny = checkpoints[name].copied(tmp_path / "tiny")
+    tiny = checkpoints["janus_pro"].copied(tmp_path / "tiny")
     state = load_file(tiny.drafter / "model.safetensors")
     torch.manual_seed(0)
     for key in ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight"):
@@ -221,7 +220,7 @@ def test_tau_rises(run: Run, checkpoints: Checkpoints, name: str, epochs: int, t
     greedy = ["--temperature", "0", "--prompt", prompts, "--output_dir", images, "--batch_size", "8"]
     assert run("generate_train_data", *tiny.words(), *greedy)[0] == 0
     words = ["--data_dir", images, "--save_dir", save, "--drafter_path", tiny.drafter, *FAST]
-    words += ["--bs", 8, "--num_epochs", epochs, *"--data_noise none --eval_depth 2 --eval_freq 4".split()]
+    words += ["--bs", 8, "--num_epochs", 12, *"--data_noise none --eval_depth 2 --eval_freq 4".split()]
     assert run("train_drafter", *tiny.words(), "--device", "cpu", *words)[0] == 0
     assert tau(replace(tiny, drafter=drafter_states.states(save)[-1])) > 1.15 * tau(tiny)
 

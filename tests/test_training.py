@@ -163,14 +163,6 @@ def test_a_damaged_tarball_is_named(tmp_path: Path) -> None:
             data.read_member(path, "x.json")
 
 
-def test_icons_are_rasterised_on_white() -> None:
-    pytest.importorskip("resvg_py")
-    svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><rect width="4" height="8"/></svg>'
-    image = data.rasterise(svg, 16)
-    assert image.shape == (16, 16, 3) and image.dtype == np.uint8
-    assert (image[:, :8] == 0).all() and (image[:, 8:] == 255).all()
-
-
 def test_vocabulary_has_the_chameleon_layout(work: Path) -> None:
     """Special, image and text tokens have their ids, and text survives the round trip."""
     prompts = target.Prompts(work / "text_tokenizer.json", NUM_CODES)
@@ -208,13 +200,6 @@ def test_padding_does_not_change_the_loss(work: Path) -> None:
     texts = ["noto emoji of red heart, warm", ""]
     alone = [trainer.mean_loss([text], row[None]) for text, row in zip(texts, codes, strict=True)]
     assert trainer.mean_loss(texts, codes) == pytest.approx(sum(alone) / 2, abs=1e-5)
-
-
-def test_wrong_texts_name_another_thing_in_the_same_style(work: Path) -> None:
-    planned = pictures.Pictures(work).plan("validation", range(20))
-    for item, text in zip(planned, target.wrong_texts(planned), strict=True):
-        style, _, name = text.partition(" emoji of ")
-        assert style == item.row["style"] and name != item.row["name"]
 
 
 def test_target_learns_resumes_decays_and_exports(work: Path) -> None:
