@@ -17,7 +17,7 @@ __all__ = [
     "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "StaticTree",
     "TreeShape", "generate",
 ]  # fmt: skip
-LAZY = {"Output": "pipeline", "Pipeline": "pipeline", "generate": "generation.contract"}  # name -> its file
+LAZY = {"Output": "pipeline", "Pipeline": "pipeline", "generate": "generation.generate"}  # name -> its file
 
 
 def __getattr__(name: str) -> object:

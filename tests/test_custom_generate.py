@@ -210,25 +210,31 @@ REFUSED: dict[str, dict[str, Any]] = {
     "prefix_allowed_tokens_fn: at token": {"prefix_allowed_tokens_fn": no_repeats},
     "'eagle-2'": {"method": "eagle-2"},
     "'fastest'": {"method": "fastest"},
-    "negative_prompt_ids": {"negative_prompt_ids": torch.ones(1, 4, dtype=torch.int64)},
+    "negative_prompt_ids": {
+        "negative_prompt_ids": torch.ones(1, 4, dtype=torch.int64),
+        "negative_prompt_attention_mask": None,
+    },
     "eos_token_id": {"eos_token_id": FIRST + 3},
-    "position_ids": {"position_ids": torch.arange(30)[None] + 3},
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("word", REFUSED)
+@pytest.mark.parametrize(
+    ("word", "form"), [*((word, "callable") for word in REFUSED), ("streamer", "folder")]
+)
 def test_what_cannot_be_honoured_is_refused(
     model: Any, encode: Callable[..., Any], form: str, word: str
 ) -> None:
-    call = arguments(encode, 2) | REFUSED[word]
-    if "position_ids" in call:
-        call["position_ids"] = torch.arange(call["input_ids"].shape[1])[None] + 3
-    if "negative_prompt_ids" in call and len(call["negative_prompt_ids"]) == 1:
-        call["negative_prompt_attention_mask"] = None
     with pytest.raises(UserError) as refused:
-        model.generate(**call, **FORMS[form])
+        model.generate(**(arguments(encode, 2) | REFUSED[word]), **FORMS[form])
     assert word in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_other_positions_are_refused(model: Any, encode: Callable[..., Any]) -> None:
+    call = arguments(encode, 1) | FORMS["callable"]
+    positions = torch.arange(call["input_ids"].shape[1])[None]
+    model.generate(**call, position_ids=positions)
+    with pytest.raises(UserError, match="position_ids"):
+        model.generate(**call, position_ids=positions + 3)
 
 
 def test_prompts_that_do_not_fit_are_refused(model: Any, encode: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from tests.runs import ROOT
 
 LAYERS = ("main", "cli", "demo", "eval", "training", "serve", "custom_generate", "models", "adt_tree")
 # The function that transformers' generate calls with all its arguments.
-CONTRACT = ("adt_tree/generation/contract.py", "generate")
+CONTRACT = ("adt_tree/generation/generate.py", "generate")
 MAX_FILE, MAX_FUNCTION, MAX_LOOP, MAX_FOLDER = 400, 60, 40, 20  # lines, and files of a folder
 ABSOLUTE = re.compile(
     r"(?:^|[\s\"'=:(])(/(?:home|root|work|tmp|mnt|data|opt|usr|Users|workspace)/|[A-Z]:\\\\)"
