@@ -52,7 +52,7 @@ def test_readme_from_transformers(checkpoints: Checkpoints, tmp_path: Path) -> N
     tiny = checkpoints["janus_pro"].copied(tmp_path / "janus_pro")
     published = {"image_processor_type": "JanusImageProcessor"}  # the tiny checkpoint has none
     (tiny.path / "preprocessor_config.json").write_text(json.dumps(published))
-    block, picture = python_block("docs/ARCHITECTURE.md"), tmp_path / "heart.png"
+    block, picture = python_block("docs/TRANSFORMERS.md"), tmp_path / "heart.png"
     assert JANUS in block
     run("-c", block.replace(JANUS, str(tiny.path)).replace("heart.png", str(picture)))
     assert picture.is_file()
