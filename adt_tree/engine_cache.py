@@ -49,7 +49,7 @@ class EngineCache:
 
     @contextmanager
     def lease(self, method: Method, slots: int, prompt: int, grid: Grid | None = None) -> Iterator[Engine]:
-        """Gives the caller an engine that nobody else uses until the block ends. The arguments are those of
+        """Gives the caller an engine for its use alone until the block ends. The arguments are those of
         take(). After an exception the engine is dropped, except when a generator is closed."""
         key, engine = self._take(method, slots, prompt, grid)
         try:

@@ -23,7 +23,7 @@ from adt_tree.method import (
     Method,
     MethodSpec,
 )
-from adt_tree.policy import INITS, MAIN_CHAIN, PURE_CHAIN, AdaptiveTree, Tree, TreeShape
+from adt_tree.policy import INITS, AdaptiveTree, Tree, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.options import ModelOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
@@ -171,10 +171,8 @@ class TreeOptions(Options):
         read=_nodes,
     )
     depth: int | None = option(
-        "levels of the tree below its root; in self-draft the length of the main chain, without this option "
-        f"all drafted nodes up to {PURE_CHAIN}, beyond that 3/4 of them, at least {PURE_CHAIN} and at most "
-        f"{MAIN_CHAIN}, or half of them if that is more "
-        f"(default: {_by_method('depth', lambda tree: tree.depth)})",
+        "levels of the tree below its root; in self-draft the length of the main chain, which --total_token "
+        f"sets without this option (default: {_by_method('depth', lambda tree: tree.depth)})",
         unit="LEVELS",
         least=1,
     )

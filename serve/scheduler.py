@@ -1,8 +1,8 @@
 """The thread that decodes, and the queue in front of it.
 
 Images are taken oldest first. One engine decodes at a time; its slots are refilled between steps. Once the
-oldest image in the queue needs another engine, the running one takes nobody new, finishes what is in flight
-and hands over, so that nobody starves.
+oldest image in the queue needs another engine, the running one takes no new image, finishes those in flight
+and hands over, so that no image waits for ever.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Adopted:
         return [by_name[request.name] for request in requests]
 
 
-ADOPTED: WeakKeyDictionary[Any, Adopted] = WeakKeyDictionary()  # a model that nobody else holds is freed
+ADOPTED: WeakKeyDictionary[Any, Adopted] = WeakKeyDictionary()  # frees a model without other references
 
 
 def stamp(model: Any) -> Stamp:
