@@ -15,6 +15,7 @@ from adt_tree.engine import Engine, build
 from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
+from models.attention import Attend, cudnn, memory_efficient, sdpa
 from models.graphs import CudaRecorder, GraphRunner
 from models.spec import CKPTS
 from tests import test_distribution as distribution
@@ -96,6 +97,18 @@ def test_a_step_waits_once(name: str, graphs: bool, tiny_checkpoint: Path) -> No
 
 def test_captured_results_are_the_callers() -> None:
     check_results(GraphRunner(CudaRecorder(torch.device("cuda"))), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("kernel", [memory_efficient, cudnn])
+def test_attention(kernel: Attend) -> None:
+    """Both kernels are as near to fp64 as 16 bits allow, with slots that no node may read; a mask that is not
+    applied is not near."""
+    query, key, value = (torch.randn(4, 2, n, 64, device="cuda", dtype=torch.bfloat16) for n in (6, 40, 40))
+    mask = torch.zeros(4, 1, 6, 40, device="cuda", dtype=torch.bfloat16)
+    mask[..., 30:] = float("-inf")
+    exact = sdpa(query.double(), key.double(), value.double(), mask.double(), 0.125)
+    assert (kernel(query, key, value, mask, 0.125) - exact).abs().max() < 0.02
+    assert (kernel(query, key, value, torch.zeros_like(mask), 0.125) - exact).abs().max() > 0.1
 
 
 def test_to_device() -> None:
