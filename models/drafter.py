@@ -26,9 +26,9 @@ from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import build, expected, require
+from models.checkpoint.meta_init import require
 from models.checkpoint.weights import read_weights
-from models.layouts.llama import drafter_names, gather, scatter
+from models.layouts.llama import drafter_names, published
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
 from models.transformer import Block, DecoderConfig, Positioned, attend_causally, read_shape
@@ -108,11 +108,9 @@ def load_drafter(
     if conflict := shape_conflict(shape, target):
         raise CheckpointError(f"{folder}: {conflict}: this drafter belongs to another target")
     bias, placed = "fc.bias" in state, state.placed(device, dtype)
-    names = drafter_names(shape, bias)
-    shapes = expected(lambda: DrafterNet(shape, bias), lambda ours: scatter(ours, names, shape))
-    require(folder, state, shapes, "fetch it again, or give the drafter of this model")
-    net = build(lambda: DrafterNet(shape, bias), placed, folder, lambda theirs: gather(theirs, names, shape))
-    return net, placed.digest()
+    net = published(lambda: DrafterNet(shape, bias), drafter_names(shape, bias), shape)
+    require(folder, state, net.shapes, "fetch it again, or give the drafter of this model")
+    return net.load(placed, folder), placed.digest()
 
 
 def step_entries(max_depth: int, max_width: int) -> int:

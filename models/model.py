@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.cache import FlashCache
-from models.checkpoint.meta_init import build
+from models.checkpoint.meta_init import StoredModule
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
@@ -219,7 +219,7 @@ def load_networks(
     checkpoint: Checkpoint,
     shape: DecoderConfig,
     weights: Weights,
-    to_ours: Callable[[Weights], Mapping[str, Tensor]],
+    decoder: StoredModule,
     layout: DrafterLayout,
     grid: Grid,
     prompts: PromptEncoder,
@@ -228,9 +228,8 @@ def load_networks(
 ) -> Model:
     """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
 
-    weights: the target's, under their published names; to_ours turns them into the state dict of a Decoder of
-    `shape`. The drafter is read first: it is small, so its faults are known before the large target is read.
-    Raises CheckpointError if one of them does not fit.
+    shape, weights, decoder: of the target. The drafter is read first: it is small, so its faults are known
+    before the large target is read. Raises CheckpointError if one of them does not fit.
     """
     folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
     if codec is not None and codec.config.num_embeddings != prompts.num_codes:
@@ -242,13 +241,13 @@ def load_networks(
     if drafter is not None:
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
     placed = weights.placed(checkpoint.device, checkpoint.dtype)
-    decoder = build(lambda: Decoder(shape), placed, folder, to_ours)
-    decoder.cut_head(prompts.first_code, prompts.num_codes, copy=not placed.in_memory)
+    network = decoder.load(placed, folder)
+    network.cut_head(prompts.first_code, prompts.num_codes, copy=not placed.in_memory)
     return Model(
         spec=checkpoint.spec,
         grid=grid,
         prompts=prompts,
-        decoder=decoder,
+        decoder=network,
         codec=codec,
         drafter_net=net,
         weights_sha=placed.digest(),

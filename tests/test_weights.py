@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint import weights as module
-from models.checkpoint.meta_init import build, mismatches, require
+from models.checkpoint.meta_init import StoredModule, mismatches, require
 from models.checkpoint.weights import read_weights
 from models.registry import EMOJI
 from tests import tiny
@@ -90,7 +90,7 @@ def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(CheckpointError, match="--device"):
-        build(lambda: torch.nn.Linear(1, 1), module.Weights({}), tmp_path, full)
+        StoredModule(lambda: torch.nn.Linear(1, 1), to_ours=full).load(module.Weights({}), tmp_path)
 
 
 PEAK = """

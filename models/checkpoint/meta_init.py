@@ -8,6 +8,7 @@ to the meta device; here nothing is initialised.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import Weights
 
 RANDOM = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+REMEDY = "fetch it again, or the config.json that belongs to it"
 PER_HEAD = (".q_norm.", ".k_norm.")  # norms that a file may store once for several heads
 
 
@@ -42,12 +44,48 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def expected(
-    make: Callable[[], nn.Module], to_published: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes, by published name, of the tensors of the module that make() builds."""
-    state = on_meta(make).state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in to_published(state).items()}
+@dataclass(frozen=True, slots=True)
+class StoredModule:
+    """A module of ours, and the names and forms of its tensors in a published checkpoint."""
+
+    make: Callable[[], nn.Module]
+    to_published: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict  # of our state dict
+    to_ours: Callable[[Weights], Mapping[str, Tensor]] = dict  # the inverse
+
+    @classmethod
+    def renamed(cls, make: Callable[[], nn.Module], names: Mapping[str, str]) -> StoredModule:
+        """Returns a module whose tensors only have other names. names: ours -> published."""
+        return cls(
+            make,
+            lambda state: {published: state[ours] for ours, published in names.items()},
+            lambda weights: weights.renamed(names),
+        )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes, by published name, that the tensors of a checkpoint must have."""
+        state = on_meta(self.make).state_dict()
+        return {name: tuple(tensor.shape) for name, tensor in self.to_published(state).items()}
+
+    def load(self, weights: Weights, source: Path) -> Any:
+        """Returns the module with `weights` as its parameters, in evaluation mode.
+
+        The module gets the device and dtype of the weights (Weights.placed). A caller whose checkpoint may be
+        incomplete calls require() before. Raises CheckpointError, which names `source`, if they do not fit
+        the module or the device.
+        """
+        module = on_meta(self.make)
+        try:
+            module.load_state_dict(self.to_ours(weights), assign=True)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise CheckpointError(
+                    f"{source}: no room for the weights on {weights.device} as {weights.dtype}: choose a "
+                    "smaller --precision or another --device"
+                ) from error
+            lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+            raise CheckpointError(f"{source}: the weights do not fit config.json: {lines[0]}") from error
+        return module.requires_grad_(False).eval()
 
 
 def mismatches(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -67,7 +105,9 @@ def mismatches(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> list[
     return lines
 
 
-def require(folder: Path, weights: Weights, shapes: Mapping[str, tuple[int, ...]], remedy: str) -> None:
+def require(
+    folder: Path, weights: Weights, shapes: Mapping[str, tuple[int, ...]], remedy: str = REMEDY
+) -> None:
     """Raises CheckpointError with the first mismatch, the number of others and what to do."""
     if lines := mismatches(weights, shapes):
         more = f" (and {len(lines) - 1} more of {len(shapes)} tensors)" if len(lines) > 1 else ""
@@ -82,29 +122,3 @@ def _fits(name: str, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         return True
     per_head = any(part in name for part in PER_HEAD) and stored[1:] == shape[1:]
     return per_head and stored[0] > 0 and shape[0] % stored[0] == 0
-
-
-def build(
-    make: Callable[[], nn.Module],
-    weights: Weights,
-    source: Path,
-    to_ours: Callable[[Weights], Mapping[str, Tensor]] = dict,
-) -> Any:
-    """Returns the module that make() builds with `weights` as its parameters, in evaluation mode.
-
-    The module gets the device and dtype of the weights (Weights.placed). to_ours turns them into a state dict
-    of the module; by default they have our names. A caller whose checkpoint may be incomplete calls require()
-    before. Raises CheckpointError, which names `source`, if they do not fit the module or the device.
-    """
-    module = on_meta(make)
-    try:
-        module.load_state_dict(to_ours(weights), assign=True)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-            raise CheckpointError(
-                f"{source}: no room for the weights on {weights.device} as {weights.dtype}: choose a smaller "
-                "--precision or another --device"
-            ) from error
-        lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(f"{source}: the weights do not fit config.json: {lines[0]}") from error
-    return module.requires_grad_(False).eval()

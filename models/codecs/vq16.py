@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.meta_init import StoredModule, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
 
@@ -74,9 +74,6 @@ def read_vq16(path: Path, device: torch.device) -> VQModel:
     state = read_weights(path)
     with reading(path, "give LlamaGen's vq_ds16_t2i.pt or vq_ds16_c2i.pt"):
         config = vq_config(state.shapes)
-    names = published_names(config)
-    tensor_shapes = expected(
-        lambda: VQModel(config), lambda tensors: {names[name]: tensors[name] for name in tensors}
-    )
-    require(path, state, tensor_shapes, "fetch it again")
-    return build(lambda: VQModel(config), state.placed(device, torch.float32).renamed(names), path)
+    codec = StoredModule.renamed(lambda: VQModel(config), published_names(config))
+    require(path, state, codec.shapes, "fetch it again")
+    return codec.load(state.placed(device, torch.float32), path)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, read_config, read_tokenizer, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import build, expected, require
+from models.checkpoint.meta_init import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterLayout
-from models.layouts.llama import decoder_names, gather, scatter
+from models.layouts.llama import decoder_names, published
 from models.model import Model, load_networks
 from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
@@ -109,9 +108,8 @@ def assemble(
     with reading(folder / "config.json"):
         layout, shape = TokenLayout.read(config), decoder_config(config)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
-    names = decoder_names(shape)
-    tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
-    require(folder, state, tensor_shapes, "fetch it again, or the config.json that belongs to it")
+    decoder = published(lambda: Decoder(shape), decoder_names(shape), shape)
+    require(folder, state, decoder.shapes)
     # A checkpoint of the wrong family loads and runs, but generates noise: Lumina-mGPT stores one query norm
     # for several heads, Anole one for every head.
     norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
@@ -140,8 +138,7 @@ def assemble(
         return Prompt([layout.begin_of_text, *ids, layout.separator, *image_start], unconditional)
 
     prompts = PromptEncoder(encode, layout.first_code, layout.num_codes)
-    to_ours = partial(gather, names=names, config=shape)
-    return load_networks(checkpoint, shape, state, to_ours, CHAMELEON, grid, prompts, codec, row_end)
+    return load_networks(checkpoint, shape, state, decoder, CHAMELEON, grid, prompts, codec, row_end)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
@@ -193,7 +190,7 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
     if any(name.startswith("decoder.") for name in embedded):
         with reading(folder / "config.json"):
             shape = VQConfig.from_hf(section(config, "vq_config", required=True))
-        return build(lambda: VQModel(shape), embedded, folder)
+        return StoredModule(lambda: VQModel(shape)).load(embedded, folder)
     folders = search_folders(checkpoint)
     home = next((place for place in folders if (place / "vqgan.ckpt").is_file()), None)
     if home is None:
@@ -210,5 +207,5 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
             raise CheckpointError(f"{file}: its codebook is not that of {folder}: give this model's VQGAN")
     with reading(description, "fetch it again, beside vqgan.ckpt"):
         shape = VQConfig.from_yaml(description)
-    codec_names = {name: name for name in meta if not name.startswith("loss.")}  # without the training loss
-    return build(lambda: VQModel(shape), meta.placed(device, torch.float32).renamed(codec_names), file)
+    names = {name: name for name in meta if not name.startswith("loss.")}  # without the training loss
+    return StoredModule(lambda: VQModel(shape)).load(meta.placed(device, torch.float32).renamed(names), file)

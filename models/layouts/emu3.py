@@ -20,13 +20,13 @@ from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, read_config, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import build, expected, require
+from models.checkpoint.meta_init import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.drafter import LLAMA
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.layouts.llama import decoder_names, gather, scatter
+from models.layouts.llama import decoder_names, published
 from models.model import Model, load_networks
 from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder, token_prompts
@@ -204,18 +204,15 @@ def assemble(
     folder = checkpoint.folder
     with reading(folder / "config.json"):
         (codes, row_end), shape = read_tokens(config), decoder_config(config)
-        make_codec = partial(vqvae, section(config, "vq_config"))
-        pixel_shapes = expected(make_codec, dict)
+        stored_codec = StoredModule(partial(vqvae, section(config, "vq_config")))
+        pixel_shapes = stored_codec.shapes
     text, head, vq = LOADED if LOADED[1] in state else STORED
-    names = decoder_names(shape, text, head)
-    tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
-    tensor_shapes |= {vq + name: sizes for name, sizes in pixel_shapes.items()}
-    require(folder, state, tensor_shapes, "fetch it again, or the config.json that belongs to it")
+    decoder = published(lambda: Decoder(shape), decoder_names(shape, text, head), shape)
+    require(folder, state, decoder.shapes | {vq + name: sizes for name, sizes in pixel_shapes.items()})
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
-    codec = Codec(build(make_codec, pixels, folder))
+    codec = Codec(stored_codec.load(pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
     prompts = prompt_encoder(tokenizer(), codes, row_end, grid) if tokenizer else token_prompts(codes)
-    to_ours = partial(gather, names=names, config=shape)
     return load_networks(
-        checkpoint, shape, state, to_ours, LLAMA, grid, prompts, cast(VQModel, codec), row_end
+        checkpoint, shape, state, decoder, LLAMA, grid, prompts, cast(VQModel, codec), row_end
     )

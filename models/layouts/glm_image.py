@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from models.checkpoint.config import check_integer, integer, integers, positive, read_config, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import expected, require
+from models.checkpoint.meta_init import require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.drafter import LLAMA
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.layouts.llama import POST_NORM_BLOCK, decoder_names, gather, scatter
+from models.layouts.llama import POST_NORM_BLOCK, decoder_names, published
 from models.model import Model, load_networks
 from models.spec import Checkpoint, ModelSpec
 from models.target import Prompt, PromptEncoder, token_prompts
@@ -209,17 +208,16 @@ def assemble(
         raise UserError(f"--target_size {options.target_size}: give --height and --width to this model")
     grid = grid_of(options.height or SIDE, options.width or SIDE)
     names = decoder_names(shape, "model.language_model.", block=POST_NORM_BLOCK)
-    shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
-    codebook = {CODEBOOK: (shape.num_codes, width)}
-    require(folder, state, shapes | codebook, "fetch it again, or the config.json that belongs to it")
+    decoder = published(lambda: Decoder(shape), names, shape)
+    shapes = decoder.shapes
+    require(folder, state, shapes | {CODEBOOK: (shape.num_codes, width)})
     prompts = token_prompts(range(shape.num_codes), guided=False)
     if tokenizer is not None:
         chat = tokenizer()
         spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
         checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
     read = state.renamed({name: name for name in shapes})
-    to_ours = partial(gather, names=names, config=shape)
-    model = load_networks(checkpoint, shape, read, to_ours, LLAMA, grid, prompts, codec=None)
+    model = load_networks(checkpoint, shape, read, decoder, LLAMA, grid, prompts, codec=None)
     return replace(model, latents=code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint))
 
 

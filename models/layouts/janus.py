@@ -22,7 +22,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import integer, integers, read_config, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import build, expected, on_meta, require
+from models.checkpoint.meta_init import StoredModule, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
@@ -30,7 +30,7 @@ from models.drafter import LLAMA
 from models.layouts.chat import ChatTokenizer
 from models.layouts.llama import Names, gather, layer_names, scatter
 from models.model import Model, load_networks
-from models.spec import Checkpoint, Shapes
+from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, DecoderConfig, make_head, read_shape
 
@@ -116,19 +116,19 @@ def janus_layers(config: DecoderConfig) -> Names:
     return head | layer_names(config, TEXT)
 
 
-def from_janus(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+def from_janus(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
     """Returns a Decoder's state dict from the tensors of a checkpoint. KeyError names a missing tensor."""
     text = state[EMBED]
     table = torch.cat((text, code_table(state).to(text.dtype)))
     if isinstance(state, Weights):
         state.share({EMBED: table[: len(text)]})
-    return {"embed.weight": table} | gather(state, janus_layers(config), config)
+    return {"embed.weight": table} | gather(state, names, config)
 
 
-def tensor_shapes(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
-    """Returns the names and shapes of the published tensors that generate images. Those that read images or
-    write text are not loaded."""
-    vq, width, codec = _vq_fields(config), shape.hidden_size, vq_config(config)
+def table_shapes(config: Mapping[str, Any], shape: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the names and shapes of the published tensors that from_janus() turns into the table of
+    embeddings."""
+    vq, width = _vq_fields(config), shape.hidden_size
     tables: dict[str, tuple[int, ...]] = {
         EMBED: (shape.vocab_size - shape.num_codes, width),
         CODES: (shape.num_codes, vq["embed_dim"]),
@@ -138,12 +138,7 @@ def tensor_shapes(config: Mapping[str, Any], shape: DecoderConfig) -> Shapes:
     for layer in range(vq["num_hidden_layers"] - 1):
         tables[f"{ALIGNER}hidden_layers.{layer}.weight"] = (width, width)
         tables[f"{ALIGNER}hidden_layers.{layer}.bias"] = (width,)
-    layers = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, janus_layers(shape), shape))
-    names = janus_names(codec)
-    pixels = expected(
-        lambda: VQModel(codec), lambda tensors: {VQ + names[name]: tensors[name] for name in tensors}
-    )
-    return tables | layers | pixels
+    return tables
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEncoder:
@@ -196,11 +191,19 @@ def assemble(
     folder = checkpoint.folder
     with reading(folder / "config.json"):
         shape, vq = decoder_config(config), vq_config(config)
-        shapes = tensor_shapes(config, shape)
+        tables = table_shapes(config, shape)
     checkpoint.refuse_other_size(vq.resolution)
-    require(folder, state, shapes, "fetch it again, or the config.json that belongs to it")
+    names = janus_layers(shape)
+    decoder = StoredModule(
+        lambda: Decoder(shape),
+        partial(scatter, names=names, config=shape),
+        partial(from_janus, names=names, config=shape),
+    )
+    pixels = StoredModule.renamed(
+        lambda: VQModel(vq), {ours: VQ + name for ours, name in janus_names(vq).items()}
+    )
+    require(folder, state, tables | decoder.shapes | pixels.shapes)
     prompts = prompt_encoder(tokenizer(), shape)
-    pixels = state.below(VQ).renamed(janus_names(vq)).placed(checkpoint.device, torch.float32)
-    codec = build(lambda: VQModel(vq), pixels, folder)
-    side, to_ours = vq.attn_resolutions[0], partial(from_janus, config=shape)
-    return load_networks(checkpoint, shape, state, to_ours, LLAMA, Grid(side, side), prompts, codec)
+    codec = pixels.load(state.placed(checkpoint.device, torch.float32), folder)
+    side = vq.attn_resolutions[0]
+    return load_networks(checkpoint, shape, state, decoder, LLAMA, Grid(side, side), prompts, codec)

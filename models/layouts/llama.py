@@ -11,11 +11,13 @@ Dimensions: H heads, Hkv key/value heads, E head size, D features.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from models.checkpoint.meta_init import StoredModule
 from models.checkpoint.weights import Weights
 from models.transformer import DecoderConfig
 
@@ -126,6 +128,12 @@ def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) ->
         for name, part in _unstack(state[ours], published, config).items():
             scattered[name] = _to_published(name, part, config)
     return scattered
+
+
+def published(make: Callable[[], nn.Module], names: Names, config: DecoderConfig) -> StoredModule:
+    """Returns a decoder or a drafter as checkpoints store it under these names."""
+    to_published, to_ours = (partial(way, names=names, config=config) for way in (scatter, gather))
+    return StoredModule(make, to_published, to_ours)
 
 
 def to_interleaved(rows: Tensor, config: DecoderConfig) -> Tensor:

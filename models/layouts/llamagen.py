@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, positive, read_config
 from models.checkpoint.files import reading
 from models.checkpoint.hub import locate
-from models.checkpoint.meta_init import build, expected, require
+from models.checkpoint.meta_init import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.drafter import DrafterLayout
-from models.layouts.llama import decoder_names, gather, original_names, scatter
+from models.layouts.llama import decoder_names, original_names, published
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
 from models.model import Model, load_networks
 from models.spec import Checkpoint, home_of
@@ -219,12 +218,12 @@ def load(checkpoint: Checkpoint) -> Model:
     codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(files, checkpoint, codec.config.patch_size)
     names = (original_names if files.original else decoder_names)(shape)
-    tensor_shapes = expected(lambda: Decoder(shape), lambda tensors: scatter(tensors, names, shape))
-    require(file, weights, tensor_shapes, "fetch it again, or the config.json that belongs to it")
+    decoder = published(lambda: Decoder(shape), names, shape)
+    require(file, weights, decoder.shapes)
     prompts = _prompts(files, checkpoint, shape)
     layout = DrafterLayout(lambda fields: drafter_config(fields, shape), drafter_fields)
-    grid, to_ours = Grid(shape.raster_side, shape.raster_side), partial(gather, names=names, config=shape)
-    return load_networks(checkpoint, shape, weights, to_ours, layout, grid, prompts, codec)
+    grid = Grid(shape.raster_side, shape.raster_side)
+    return load_networks(checkpoint, shape, weights, decoder, layout, grid, prompts, codec)
 
 
 def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:
@@ -243,5 +242,6 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
     options = checkpoint.options
     folder = _beside(checkpoint, ENCODERS, options.text_encoder, "text encoder", "--text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)
-    project = build(lambda: CaptionProjector(rows, features, shape.hidden_size), embedding, files.file)
+    projector = StoredModule(lambda: CaptionProjector(rows, features, shape.hidden_size))
+    project = projector.load(embedding, files.file)
     return text_prompts(text, project, shape.vocab_size, options.keep_text_encoder)
