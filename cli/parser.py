@@ -17,7 +17,7 @@ import argparse
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
@@ -46,21 +46,13 @@ def option(
 ) -> Any:
     """Declares a field of an options class as an option.
 
-    text: the help; "(default: ...)" is added unless the text states it. default: MISSING makes the option
-    required. unit: placeholder of the value in --help. least, most: inclusive bounds of a number; above:
-    exclusive lower bound. read: function that parses a word, in place of the one of the field's type. repeat:
-    the option may be given several times, with one value each.
+    text: the help; "(default: ...)" is added unless the text states it. unit: placeholder of the value in
+    --help. least, most: inclusive bounds of a number; above: exclusive lower bound. read: function that
+    parses a word, in place of the one of the field's type. repeat: the option may be given several times,
+    with one value each.
     """
-    bounds = (least, most, above)
-    declared = {
-        "text": text,
-        "unit": unit,
-        "choices": choices,
-        "bounds": bounds,
-        "read": read,
-        "repeat": repeat,
-    }
-    return field(default=default, metadata={**declared, "positional": False})
+    declared = {"text": text, "unit": unit, "choices": choices, "read": read, "repeat": repeat}
+    return field(default=default, metadata={**declared, "bounds": (least, most, above)})
 
 
 def positional(text: str, unit: str) -> Any:
@@ -108,7 +100,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, cls: type[Options], prog: str, description: str) -> None:
         super().__init__(prog, description=description, allow_abbrev=False)
         types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
-        self._required = [name for name, default in defaults.items() if default is MISSING]
         groups = cls.__mro__[:-1]
         aliases = [pair for group in groups for pair in vars(group).get("ALIASES", {}).items()]
         sections: dict[str, Any] = {}
@@ -133,16 +124,12 @@ class Parser(argparse.ArgumentParser):
             except UserError as error:
                 raise UserError(f"config {values.config}: {error}") from None
             values = self._values(argv, stored)
-        for name in self._required:
-            if getattr(values, name) is None:
-                self.error(f"--{name} is required")
         return vars(values)
 
     def _values(self, words: Sequence[str], start: argparse.Namespace | None = None) -> argparse.Namespace:
         values, unknown = self.parse_known_args(words, start)
         if unknown:
-            word = unknown[0].partition("=")[0]
-            self.error(f"unknown option {unknown[0]}{self.hint(word)}")
+            self.error(f"unknown option {unknown[0]}{self.hint(unknown[0].partition('=')[0])}")
         return values
 
     def error(self, message: str) -> NoReturn:
@@ -165,9 +152,7 @@ class Parser(argparse.ArgumentParser):
             return [f"--{key}" if value else f"--no-{key}"]
         words = value if isinstance(value, list) and action.nargs else [value]
         if not all(isinstance(word, str | int | float) and not isinstance(word, bool) for word in words):
-            raise UserError(
-                f"{key} is {value!r}: give {'plain values' if action.nargs else 'one plain value'}"
-            )
+            raise UserError(f"{key} is {value!r}: give a plain value")
         if isinstance(value, list):
             return [f"--{key}", *map(str, value)]
         return [f"--{key}={value}"]  # this form also takes a value that begins with a dash
@@ -176,7 +161,6 @@ class Parser(argparse.ArgumentParser):
 def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint: Any, default: Any) -> None:
     """Adds one option to argparse. declared: the arguments of option(); hint: type of the field."""
     text, unit, choices = declared["text"], declared["unit"], declared["choices"]
-    default = None if default is MISSING else default
     if "(default" not in text:
         values = default if isinstance(default, tuple) else (default,)
         names = {True: "on", False: "off"} if isinstance(default, bool) else {}
@@ -196,7 +180,7 @@ def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint
         "help": text,
         "default": default,
     }
-    if declared["positional"]:
+    if declared.get("positional"):
         section.add_argument(flags[0].lstrip("-"), nargs="*", **arguments)
     elif declared["repeat"]:
         section.add_argument(*flags, action="append", **arguments)
