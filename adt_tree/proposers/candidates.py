@@ -135,8 +135,12 @@ class Entries:
         ):
             weight = torch.add(weight, weight * entries, alpha=factor - 1)  # times the factor at `entries`
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
-        parts = (share[..., None] * self.confidence.exp()).flatten(2)
-        mass = parts.new_zeros(*code.shape, num_codes).scatter_add_(2, self.codes.flatten(2), parts)
+        parts = share[..., None] * self.confidence.exp()
+        mass = parts.new_zeros(*code.shape, num_codes)
+        # One call would add the entries of a code in any order on CUDA, and sums would differ from run to run.
+        # The codes of a single entry are all different, or its parts are 0, so these calls do not.
+        for entry, part in zip(self.codes.unbind(2), parts.unbind(2), strict=True):
+            mass.scatter_add_(2, entry, part)
         best_mass, codes = mass.topk(width, dim=2)
         return codes, best_mass.clamp(max=1.0).log()
 
