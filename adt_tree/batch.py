@@ -18,7 +18,7 @@ from torch import Tensor
 from adt_tree.policy import ROOT_ONLY, SMALLEST, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
-from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.sampling import PassSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, to_device
 from adt_tree.verify import Verdict
 
@@ -140,8 +140,8 @@ class BatchSlots:
             release(slot)
 
     @property
-    def sampling(self) -> Sampling | RowSampling:
-        """The settings of the next pass: one Sampling if all images in flight share it."""
+    def sampling(self) -> PassSampling:
+        """The settings of the next pass."""
         return self._sampling.for_pass
 
     def active(self) -> list[tuple[int, Decoded]]:
@@ -249,20 +249,15 @@ def nan_error(name: str, position: int) -> FloatingPointError:
 
 
 class SlotSampling:
-    """The settings of every slot, on the host and as tensors that begin() updates in place.
-
-    Temperature, guidance and top_p may differ from slot to slot. While all images in flight have the engine's
-    sampling, passes get that one Sampling and cost no more than without this class.
-    """
+    """The settings of every slot, on the host and in a tensor that begin() updates in place. Temperature,
+    guidance and top_p may differ from slot to slot."""
 
     def __init__(self, common: Sampling, slots: int, device: torch.device) -> None:
         """common: the engine's sampling, used for every image whose request names none."""
         self.common = common
         self._slots = [common] * slots
-        self._temperature, self._guidance, self._top_p = torch.ones(3, slots, device=device).unbind(0)
-        self._greedy = torch.zeros(slots, dtype=torch.bool, device=device)
-        for slot in range(slots):
-            self._set(slot, common)
+        self._rows = torch.tensor([common.row] * slots, device=device)
+        self.for_pass = PassSampling.of(self._rows, self._slots)  # the settings of the next pass
 
     def begin(self, slot: int, sampling: Sampling) -> None:
         """Gives a slot the settings of its next image.
@@ -276,27 +271,10 @@ class SlotSampling:
         if sampling.branches > common.branches or common.greedy > sampling.greedy:
             raise ValueError(f"{sampling}: an engine for {common} has no guidance, or no noise")
         if sampling != self._slots[slot]:
-            self._set(slot, sampling)
+            self._slots[slot] = sampling
+            self._rows[slot] = torch.tensor(sampling.row)
+            self.for_pass = PassSampling.of(self._rows, self._slots)
 
     def release(self, slot: int) -> None:
         """Resets an idle slot to the engine's sampling."""
         self.begin(slot, self.common)
-
-    def _set(self, slot: int, sampling: Sampling) -> None:
-        self._slots[slot] = sampling
-        # No filter applies to a greedy image, and temperature 1 leaves its logits as they are.
-        unfiltered = sampling.greedy or sampling.top_p >= 1
-        self._temperature[slot] = 1.0 if sampling.greedy else sampling.temperature
-        self._top_p[slot] = math.inf if unfiltered else sampling.top_p
-        self._guidance[slot], self._greedy[slot] = sampling.guidance, sampling.greedy
-
-    @property
-    def for_pass(self) -> Sampling | RowSampling:
-        """The settings of the next pass: one Sampling if all images in flight share the engine's."""
-        common = self.common
-        if all(sampling is common or sampling == common for sampling in self._slots):
-            return common
-        filtered = any(sampling.top_p < 1 and not sampling.greedy for sampling in self._slots)
-        top_p = self._top_p if filtered else 1.0
-        settings = (self._temperature, self._greedy, self._guidance)
-        return RowSampling(*settings, common.top_k, top_p, common.top_p_first)

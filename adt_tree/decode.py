@@ -20,7 +20,7 @@ from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
-from adt_tree.sampling import RowSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, Sampling, log_probs
 from adt_tree.tree import DraftTree, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict, root_verdict
 
@@ -59,7 +59,7 @@ def autoregressive(
         yield slots.advance(tree, top1, verdict, idle, clock)
 
 
-def choose(sampling: Sampling | RowSampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
+def choose(sampling: PassSampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
     """Returns the log-probability of the most probable code [B, 1], and the verdict for trees that consist of
     the root: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
     log_p = log_probs(logits, sampling)
@@ -122,7 +122,7 @@ def speculative(
 
 def judge(
     rule: Rule,
-    sampling: Sampling | RowSampling,
+    sampling: PassSampling,
     tree: DraftTree,
     logits: Tensor,
     noise: Tensor,
@@ -146,7 +146,7 @@ def _first_code(
     with part("target"):
         prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
-    log_p = log_probs(prefix.logits[:, None], sampling)
+    log_p = log_probs(prefix.logits[:, None], sampling.as_tensors(prefix.logits))
     if bool(log_p[0, 0].isnan()):
         raise nan_error(request.name, 0)
     if sampling.greedy:  # the rule would add noise if the engine also samples images at other temperatures

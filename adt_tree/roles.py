@@ -24,7 +24,7 @@ from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import TreeShape
 from adt_tree.relax import Relaxation
-from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.sampling import PassSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, Topology
 from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule, Verdict
 
@@ -167,7 +167,7 @@ class Proposer(Protocol):
         last_codes: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
-        sampling: Sampling | RowSampling,
+        sampling: PassSampling,
     ) -> DraftTree:
         """Returns one tree per slot, whose roots are last_codes [B].
 

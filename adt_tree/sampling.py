@@ -6,6 +6,8 @@ calls methods of tensors and no function of torch, so that importing it does not
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,17 @@ class Sampling:
         """True if the argmax is taken: up to a temperature of 1e-5, as in the published code."""
         return self.temperature <= 1e-5
 
+    def as_tensors(self, like: Tensor) -> PassSampling:
+        """Returns the settings of a pass whose images all have these, on the device of a tensor."""
+        return PassSampling.of(like[:0].float().new_tensor([self.row]), [self])
+
+    @property
+    def row(self) -> tuple[float, float, float, bool]:
+        """The row of an image in PassSampling.numbers."""
+        if self.greedy:  # a temperature of 1 leaves the logits as they are
+            return 1.0, self.guidance, math.inf, True
+        return self.temperature, self.guidance, self.top_p if self.top_p < 1 else math.inf, False
+
     @property
     def branches(self) -> int:
         """Rows per image in a pass: 2 under classifier-free guidance, else 1."""
@@ -46,27 +59,30 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSampling:
-    """The settings of images in flight that differ in them: entry b of a tensor belongs to slot b.
+class PassSampling:
+    """The settings of a pass: numbers, which may differ from image to image, on the device, and on the host
+    which filters any image needs, so that no filter runs for nothing."""
 
-    log_probs() computes for a row the same as under the row's Sampling, on a CPU bit for bit. On CUDA the
-    last bit can differ, because CUDA multiplies by the reciprocal of a number, but divides by a tensor.
-    """
-
-    temperature: Tensor  # [B] fp32; 1 for a greedy image
-    greedy: Tensor  # [B] bool: no filter applies
-    guidance: Tensor  # [B] fp32
-    top_k: int
-    top_p: Tensor | float  # [B] fp32, inf for an image without this filter; 1.0 if no image has it
+    # [B, 4] fp32, or one row for all images: temperature, guidance, top_p (inf: no such filter), and 1 if no
+    # filter applies at all, else 0
+    numbers: Tensor
+    all_greedy: bool  # no image needs a temperature or a filter
+    top_k: int  # 0: no image needs this filter
+    has_top_p: bool  # false: no image needs this filter
     top_p_first: bool
 
-    def spread(self, dims: int) -> RowSampling:
-        """Returns the settings with their tensors shaped for logits [G, B, ..., V] of `dims` dimensions."""
-        shape = (-1, *[1] * (dims - 2))
-        top_p = self.top_p if isinstance(self.top_p, float) else self.top_p.view(shape)
-        temperature, greedy, guidance = self.temperature, self.greedy, self.guidance
-        tensors = temperature.view(shape), greedy.view(shape), guidance.view(shape)
-        return RowSampling(*tensors, self.top_k, top_p, self.top_p_first)
+    @staticmethod
+    def of(numbers: Tensor, samplings: Sequence[Sampling]) -> PassSampling:
+        """Returns the settings of images with these samplings, whose rows are `numbers`. top_k and the order
+        of the filters must be the same in all."""
+        filtered = [sampling for sampling in samplings if not sampling.greedy]
+        return PassSampling(
+            numbers,
+            all_greedy=not filtered,
+            top_k=samplings[0].top_k,
+            has_top_p=any(sampling.top_p < 1 for sampling in filtered),
+            top_p_first=samplings[0].top_p_first,
+        )
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
@@ -79,19 +95,19 @@ def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
 
 def keep_top_k(logits: Tensor, top_k: int, spared: Tensor | None = None) -> Tensor:
     """Sets every logit below the top_k-th largest to -inf; ties with it stay. 0 filters nothing. spared
-    [..., 1] bool: rows that are not filtered."""
+    [..., 1]: not 0 for rows that are not filtered."""
     if top_k == 0 or top_k >= logits.shape[-1]:
         return logits
     least = logits.topk(top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
     if spared is not None:
-        least = least.masked_fill(spared, float("-inf"))
+        least = least.masked_fill(spared > 0, float("-inf"))
     return logits.masked_fill(logits < least, float("-inf"))
 
 
 def keep_top_p(logits: Tensor, top_p: float | Tensor) -> Tensor:
     """Keeps the smallest set of most probable codes whose mass reaches top_p, and sets the other logits to
     -inf. The most probable code always stays."""
-    if isinstance(top_p, float | int) and top_p >= 1:
+    if isinstance(top_p, float) and top_p >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)
@@ -101,21 +117,21 @@ def keep_top_p(logits: Tensor, top_p: float | Tensor) -> Tensor:
     return logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
 
 
-def log_probs(logits: Tensor, sampling: Sampling | RowSampling) -> Tensor:
-    """Returns log p = log softmax(filter(guided / T)) in fp32, [..., V] from logits [G, ..., V].
+def log_probs(logits: Tensor, sampling: PassSampling) -> Tensor:
+    """Returns log p = log softmax(filter(guided / T)) in fp32, [B, ..., V] from logits [G, B, ..., V].
 
     At temperature 0 no filter applies, and the result is log softmax(guided): its argmax is the code, and its
-    values are the confidences by which trees grow and LANTERN's relaxation is measured. Under a RowSampling
-    logits are [G, B, ..., V].
+    values are the confidences by which trees grow and LANTERN's relaxation is measured.
     """
-    spared = None
-    if isinstance(sampling, RowSampling):
-        sampling = sampling.spread(logits.dim())
-        spared = sampling.greedy
-    guided = guide(logits.float(), sampling.guidance)
-    if sampling.greedy is True:
+    shape = (-1, *[1] * (logits.dim() - 2))
+    temperature, guidance, top_p, greedy = (column.view(shape) for column in sampling.numbers.unbind(1))
+    guided = guide(logits.float(), guidance)
+    if sampling.all_greedy:
         return guided.log_softmax(dim=-1)
-    scaled = guided / sampling.temperature
-    if sampling.top_p_first:
-        return keep_top_k(keep_top_p(scaled, sampling.top_p), sampling.top_k, spared).log_softmax(dim=-1)
-    return keep_top_p(keep_top_k(scaled, sampling.top_k, spared), sampling.top_p).log_softmax(dim=-1)
+    filtered = guided / temperature
+    if sampling.has_top_p and sampling.top_p_first:
+        filtered = keep_top_p(filtered, top_p)
+    filtered = keep_top_k(filtered, sampling.top_k, greedy)
+    if sampling.has_top_p and not sampling.top_p_first:
+        filtered = keep_top_p(filtered, top_p)
+    return filtered.log_softmax(dim=-1)

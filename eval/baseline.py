@@ -77,10 +77,11 @@ class TransformersDecoder:
         positions = (torch.arange(width, device=device) - pad).clamp(min=0)
         self.noise.begin(0, request.seed)
         self.cache.reset()
+        settings = self.sampling.as_tensors(self.noise.at(positions[:1, :1]))
         for number in range(self.model.grid.size):
             logits = self._pass(tokens, unpadded[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)
-            code = (log_probs(logits[:, None, None], self.sampling) + self.noise.at(at)).argmax()
+            code = (log_probs(logits[:, None, None], settings) + self.noise.at(at)).argmax()
             yield int(code)
             tokens = (code + self.model.first_code).expand(rows, 1)
             positions = width + number - pad

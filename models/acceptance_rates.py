@@ -40,7 +40,8 @@ def acceptance_rates(model: Model) -> dict[str, float]:
     prefix, codes = target.prefill(0, prompt), torch.tensor([image.codes[:cells]], device=model.device)
     order = torch.arange(cells, device=model.device)[None]
     scored = target.score(codes, order, chain_mask(cells, model.device), committed=(0,))
-    p, rates = log_probs(scored.logits, sampling).exp(), {}
+    settings = sampling.as_tensors(scored.logits)
+    p, rates = log_probs(scored.logits, settings).exp(), {}
     net.reserve(prompt.length + cells)
     for shift, name in ((1, "published"), (0, "unshifted")):
         predicted = []
@@ -49,6 +50,6 @@ def acceptance_rates(model: Model) -> dict[str, float]:
             tokens = prompt.tokens(branch) + [code + model.first_code for code in image.codes[:cells]]
             paired = torch.tensor([tokens[shift : shift + len(features)]], device=model.device)
             predicted.append(net.causal(paired, features[None])[:, -cells:])
-        q = log_probs(target.logits(torch.stack(predicted)), sampling).exp()
+        q = log_probs(target.logits(torch.stack(predicted)), settings).exp()
         rates[name] = float(torch.minimum(p, q).sum(dim=-1).mean())
     return rates

@@ -126,7 +126,7 @@ def requests(count: int) -> list[Request]:
 def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
     """Returns the exact distribution [V ** length] of an image's codes. The first code is the most
     significant digit."""
-    p = log_probs(logits, sampling).double()
+    p = log_probs(logits, sampling.as_tensors(logits)).double()
     if sampling.greedy:
         p = torch.full_like(p, float("-inf")).scatter(-1, p.argmax(-1, keepdim=True), 0.0)
     total, state = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)

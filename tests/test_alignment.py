@@ -107,7 +107,8 @@ def test_rates_are_those_of_decoding(checkpoints: Checkpoints, family: str) -> N
             logits, _ = drafter.extend(features, tree.codes, one, drafter.context([cell]))
             scored = target.forward(tree, [cell])
             target.commit(tree, Verdict(tree.parents, one, tree.codes))
-            p, q = log_probs(scored.logits, sampling)[:, 0].exp(), log_probs(logits, sampling).exp()
+            settings = sampling.as_tensors(logits)
+            p, q = log_probs(scored.logits, settings)[:, 0].exp(), log_probs(logits, settings).exp()
             total, features = total + float(torch.minimum(p, q).sum()), scored.features
         expected[name] = total / cells
     assert acceptance_rates(model) == pytest.approx(expected, abs=1e-5)

@@ -67,7 +67,7 @@ def reference(name: str, height: int, width: int) -> dict[str, list[int]]:
         for position in range(height * width):
             logits, _ = alone(request.prompt, with_ends(codes, width), sampling.branches)
             seed, at = torch.tensor([request.seed]), torch.tensor([position])
-            codes.append(int(rule.choose(log_probs(logits[:, None], sampling), seed, at)))
+            codes.append(int(rule.choose(log_probs(logits[:, None], sampling.as_tensors(logits)), seed, at)))
     return images
 
 

@@ -41,7 +41,8 @@ def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Ten
     growth = grow_dynamic if tree == "dynamic" else static_growth(tree)[0]
     silent = torch.zeros(1, SHAPE.depth + 1, logits.shape[-1])
     shapes = BatchShapes.of([SHAPE], root.device)
-    return growth(drafter, SAMPLING, DraftState(log_probs(logits, SAMPLING), feature, root, shapes, silent))
+    settings = SAMPLING.as_tensors(logits)
+    return growth(drafter, settings, DraftState(log_probs(logits, settings), feature, root, shapes, silent))
 
 
 def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: int) -> None:

@@ -89,7 +89,8 @@ def test_dynamic_rejection(family: str, case: int) -> None:
     key = f"{family}.{case}"
     tree = tree_of(data[f"{key}.tokens"][None], data[f"{key}.parents"].clamp_min(0)[None])
     for number, result in enumerate(results):
-        p = log_probs(data[f"{key}.node_logits"][None, None], sampling(result["processor"])).exp()
+        logits, settings = data[f"{key}.node_logits"][None, None], sampling(result["processor"])
+        p = log_probs(logits, settings.as_tensors(logits)).exp()
         check_sampled(tree, data[f"{key}.retrieve_indices"], p, result, data[f"{key}.{number}.sample_p"])
 
 
@@ -108,7 +109,8 @@ def test_static_rejection(case: int) -> None:
     q[0, expanded] = data[f"{key}.draft_distributions"]
     tree = tree_of(tokens[None], torch.tensor([static.parents]), q)
     rows = torch.tensor(values("static_trees")[recorded["tree"]]["retrieve"])
-    p = log_probs(data[f"{key}.node_logits"][None, None], sampling(recorded["processor"])).exp()
+    logits, settings = data[f"{key}.node_logits"][None, None], sampling(recorded["processor"])
+    p = log_probs(logits, settings.as_tensors(logits)).exp()
     for number, result in enumerate(recorded["results"]):
         check_sampled(tree, rows, p, result, data[f"{key}.{number}.sample_p"])
 
@@ -136,7 +138,8 @@ def test_filters(order: str) -> None:
     data = tensors("posterior_greedy")
     for number, setting in enumerate(values("posterior")["filters"]):
         filters = sampling(setting, top_p_first=order == "topp_then_topk")
-        probabilities = log_probs(data["filters.logits"][None], filters).exp()
+        logits = data["filters.logits"][None]
+        probabilities = log_probs(logits, filters.as_tensors(logits)).exp()
         expected = data[f"filters.{number}.probs_{order}"]
         torch.testing.assert_close(probabilities, expected, atol=1e-6, rtol=1e-5)
         assert torch.equal(probabilities > 0, expected > 0)

@@ -61,13 +61,13 @@ def test_filters_in_both_orders() -> None:
     # top-k leaves 4/9, 3/9, 2/9, of which two reach 0.75. Of all four codes two reach only 0.7.
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
-        filtered = log_probs(logits, sampling)
+        filtered = log_probs(logits, sampling.as_tensors(logits))
         assert remaining(filtered) == survivors
         assert filtered.exp().sum().item() == pytest.approx(1.0)
     # Both filters bind: two codes by mass, one by number.
     for top_p_first in (False, True):
         sampling = Sampling(top_k=1, top_p=0.6, guidance=1.0, top_p_first=top_p_first)
-        assert remaining(log_probs(logits, sampling)) == [0]
+        assert remaining(log_probs(logits, sampling.as_tensors(logits))) == [0]
 
 
 def test_guidance() -> None:
@@ -82,7 +82,7 @@ def test_guidance() -> None:
 def test_temperature() -> None:
     logits = torch.tensor([[2.0, 0.0]])
     expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
-    probabilities = log_probs(logits, Sampling(temperature=0.5, guidance=1.0)).exp()
+    probabilities = log_probs(logits, Sampling(temperature=0.5, guidance=1.0).as_tensors(logits)).exp()
     assert probabilities.tolist() == pytest.approx(expected)
 
 
@@ -91,7 +91,7 @@ def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
     sampling = Sampling(temperature=0.0, top_k=1, top_p=0.1, guidance=2.0)
     assert sampling.greedy
     expected = guide(logits, 2.0).log_softmax(-1)
-    assert torch.equal(log_probs(logits, sampling), expected)
+    assert torch.equal(log_probs(logits, sampling.as_tensors(logits)), expected)
     assert int(expected.argmax()) == 1
     assert Sampling(temperature=1e-5).greedy
     assert not Sampling(temperature=1e-4).greedy
@@ -107,7 +107,9 @@ def test_top_k_keeps_what_the_sorted_order_keeps(top_k: int) -> None:
 
 def test_distribution_is_fp32_for_bf16_logits() -> None:
     logits = torch.tensor([[0.1, 1.7, -0.3]]).bfloat16()
-    assert torch.equal(log_probs(logits, Sampling(guidance=1.0)), logits.float()[0].log_softmax(-1))
+    assert torch.equal(
+        log_probs(logits, Sampling(guidance=1.0).as_tensors(logits)), logits.float()[0].log_softmax(-1)
+    )
 
 
 @pytest.mark.parametrize(

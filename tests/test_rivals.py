@@ -136,7 +136,7 @@ def test_the_gumbel_window_is_jacobi_iteration() -> None:
     sampling = Sampling(guidance=1.0)
     method = Method("sjd-gumbel", sampling, TreeShape(3, 1, 3), seed_cells="left")
     decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 8, 0)
-    log_p, noise = log_probs(LOGITS[:1], sampling), Noise(CODES, silent=False)
+    log_p, noise = log_probs(LOGITS[:1], sampling.as_tensors(LOGITS)), Noise(CODES, silent=False)
     rates = set()
     for image in decoder.decode(requests(64)):
         gumbel = noise.gumbel(torch.tensor([image.seed]), torch.arange(LENGTH)[None])[0]

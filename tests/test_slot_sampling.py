@@ -12,7 +12,7 @@ from adt_tree.batch import SlotSampling
 from adt_tree.engine import Engine
 from adt_tree.method import Lantern, Method
 from adt_tree.roles import Request
-from adt_tree.sampling import RowSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, Sampling, log_probs
 from adt_tree.static_trees import StaticTree
 from models.target import ARTarget, Prompt
 from tests.decoding import CPU, codes_of
@@ -31,7 +31,7 @@ METHODS = [Method("ar", COMMON), Method("eagle-2", COMMON, FIXED), Method("self-
 METHODS += [Method("eagle-1", COMMON, StaticTree("mc_sim_7b_63")), Method("adt-tree", COMMON, ADAPT)]
 
 
-def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> Sampling | RowSampling:
+def settings(samplings: Sequence[Sampling], common: Sampling = COMMON) -> PassSampling:
     """Returns the sampling of a pass over slots, whose images have these samplings."""
     slots = SlotSampling(common, len(samplings), CPU)
     for slot, sampling in enumerate(samplings):
@@ -47,15 +47,16 @@ def test_a_row_has_what_its_sampling_gives(shape: tuple[int, ...], top_p_first: 
     samplings = [replace(sampling, top_p_first=top_p_first) for sampling in MIXED]
     together = log_probs(logits, settings(samplings, replace(COMMON, top_p_first=top_p_first)))
     for slot, sampling in enumerate(samplings):
-        assert torch.equal(together[slot], log_probs(logits[:, slot : slot + 1], sampling)[0]), sampling
+        alone = logits[:, slot : slot + 1]
+        assert torch.equal(together[slot], log_probs(alone, sampling.as_tensors(alone))[0]), sampling
     assert not torch.equal(together[0], together[3])
 
 
-def test_equal_images_have_the_engines_own_sampling() -> None:
-    """Images that all have the engine's sampling take no settings by slot, which would cost time. No filter
-    sorts unless some image needs it."""
-    assert settings([COMMON] * 3) is COMMON
-    assert settings([COMMON, Sampling(temperature=0.0, top_k=7, top_p=0.5)]).top_p == 1.0
+def test_no_filter_runs_that_no_image_needs() -> None:
+    greedy = Sampling(temperature=0.0, top_k=7, top_p=0.5)
+    assert (settings([COMMON, greedy]).top_k, settings([COMMON, greedy]).has_top_p) == (7, False)
+    assert settings([greedy], greedy).all_greedy and not settings([COMMON, greedy]).all_greedy
+    assert settings([COMMON, replace(COMMON, top_p=0.5)]).has_top_p
 
 
 @pytest.mark.parametrize("wrong", [Sampling(top_k=3), Sampling(top_k=7, top_p_first=True)])

@@ -154,7 +154,7 @@ def test_batches_and_their_first_step_are_those_of_decoding(
         torch.testing.assert_close(guide(logits, 3.0)[0], steps[step][cell], atol=1e-3, rtol=1e-4)
         tree = root_only_tree(root)
         scored = target.forward(tree, [cell])
-        features, log_p = scored.features, log_probs(scored.logits, GREEDY)
+        features, log_p = scored.features, log_probs(scored.logits, GREEDY.as_tensors(scored.logits))
         target.commit(tree, rule(tree, log_p, log_p, zero, zero + cell + 1))
 
 

@@ -137,8 +137,8 @@ class Entries:
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = share[..., None] * self.confidence.exp()
         mass = parts.new_zeros(*code.shape, num_codes)
-        # One call would add the entries of a code in any order on CUDA, and sums would differ from run to run.
-        # The codes of a single entry are all different, or its parts are 0, so these calls do not.
+        # On CUDA a single call would add the entries of a code in any order, so that drafts would differ from
+        # run to run. The codes of one entry are all different, or its parts are 0.
         for entry, part in zip(self.codes.unbind(2), parts.unbind(2), strict=True):
             mass.scatter_add_(2, entry, part)
         best_mass, codes = mass.topk(width, dim=2)

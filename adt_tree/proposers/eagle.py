@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Prefix, Run, run_directly
-from adt_tree.sampling import RowSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select
 from adt_tree.verify import Rule, Verdict
@@ -38,7 +38,7 @@ class DraftState:
 
 
 # Grows a tree per image from the drafter's state at the roots.
-Growth = Callable[[Drafter, Sampling | RowSampling, DraftState], DraftTree]
+Growth = Callable[[Drafter, PassSampling, DraftState], DraftTree]
 
 
 class EagleProposer:
@@ -77,7 +77,7 @@ class EagleProposer:
         last_codes: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
-        sampling: Sampling | RowSampling,
+        sampling: PassSampling,
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
@@ -91,7 +91,7 @@ class EagleProposer:
         shapes: BatchShapes,
         noise: Tensor,
         context: Hashable,
-        sampling: Sampling | RowSampling,
+        sampling: PassSampling,
     ) -> DraftTree:
         logits, feature = self.drafter.extend(*pairs, context)
         state = DraftState(log_probs(logits, sampling), feature, last_codes, shapes, noise)
@@ -120,7 +120,7 @@ def make(setup: MethodOnModel) -> tuple[EagleProposer, Rule]:
     return EagleProposer(drafter, growth, target.slots, target.run), setup.rule(topology)
 
 
-def grow_dynamic(drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:
+def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) -> DraftTree:
     """Returns trees grown as in EAGLE-2: on every level the best `width` nodes expand to their `width` best
     children, and of all these nodes the best `budget` form the tree.
 
@@ -192,7 +192,7 @@ class StaticGrowth:
             ranks=index([self.tree.ranks[n] for n in below]),
         )
 
-    def __call__(self, drafter: Drafter, sampling: Sampling | RowSampling, state: DraftState) -> DraftTree:
+    def __call__(self, drafter: Drafter, sampling: PassSampling, state: DraftState) -> DraftTree:
         """Returns the trees, without the levels below the deepest shape of the batch."""
         most_depth, last_codes = state.shapes.depth, state.last_codes
         images, nodes = len(last_codes), sum(depth <= most_depth for depth in self.tree.depths)

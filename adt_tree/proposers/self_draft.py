@@ -23,7 +23,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Run, run_directly
-from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.sampling import PassSampling
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
 
@@ -87,7 +87,7 @@ class SelfDraftProposer:
         last_codes: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
-        sampling: Sampling | RowSampling,
+        sampling: PassSampling,
     ) -> DraftTree:
         return self._run(self._draft, shapes.all_levels, last_codes)
 

@@ -26,7 +26,7 @@ from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
-from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.sampling import PassSampling
 from adt_tree.static_trees import Paths
 from adt_tree.tree import BatchShapes, DraftTree, Topology, rows_at
 from adt_tree.verify import Rejection, Rule, Verdict, verdict_from_hits
@@ -133,7 +133,7 @@ class JacobiWindow:
         last_codes: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
-        sampling: Sampling | RowSampling,
+        sampling: PassSampling,
     ) -> DraftTree:
         return self._run(self._window_tree, shapes.all_levels, last_codes)
 

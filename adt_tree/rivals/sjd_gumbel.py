@@ -19,7 +19,7 @@ from torch import Tensor
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
-from adt_tree.sampling import RowSampling, Sampling
+from adt_tree.sampling import PassSampling
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
 
@@ -61,7 +61,7 @@ class GumbelWindow:
         last_codes: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
-        sampling: Sampling | RowSampling,
+        sampling: PassSampling,
     ) -> DraftTree:
         return self._run(self._chain, shapes.all_levels, last_codes)
 
