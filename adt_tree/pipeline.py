@@ -140,7 +140,7 @@ class Pipeline:
         seed_cells: str | None = None,
         control: str | None = None,
     ) -> Method:
-        """Returns a method, by default the fastest exact one. None means the default of the model or method.
+        """Returns a method, by default that of the model. None means the default of the model or method.
 
         A Method is returned as it is. UserError for settings that the method does not take, and for any
         setting that is given together with a Method.
@@ -175,7 +175,7 @@ class Pipeline:
 
     @property
     def default_method(self) -> str:
-        """The fastest exact method of this model."""
+        """The method of calls that name none: an exact one."""
         return self.model.spec.method
 
     def __call__(

@@ -95,7 +95,7 @@ LUMINA_MGPT = ModelSpec(
     options=("tokenizer_base_path", "eagle_version"),
     default_size=768,
     tree=TreeShape(6, 10, 58),
-    method="self-draft",  # needs no drafter network; nobody has measured the published one here
+    method="self-draft",  # needs no drafter network; the published one has not been run
     alignment_unknown=True,
 )
 LLAMAGEN = ModelSpec(

@@ -41,7 +41,7 @@ def generate(
 
     Only codes may come inside an image. At temperature 0 the tokens are those of `generate` under that
     constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
-    sampling is replaced by that of `generate`; None: the model's fastest exact one. seed: row n has seed + n;
+    sampling is replaced by that of `generate`; None: the model's default. seed: row n has seed + n;
     None: a seed from torch's global generator. arguments: those that transformers passes to any decoding
     method, ACCEPTED in call_settings.py. UserError for any other, and for values that cannot be honoured.
     """
