@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +16,8 @@ from torch import Tensor
 
 from adt_tree.tree import to_device
 from models.attention import Attend, choose_kernel, sdpa
+from models.decoder_config import DecoderConfig
 from models.positions import AxisPositions
-
-if TYPE_CHECKING:
-    from models.transformer import DecoderConfig
 
 ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that are multiples of this
 

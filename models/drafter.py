@@ -28,10 +28,11 @@ from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
 from models.checkpoint.meta_init import require
 from models.checkpoint.weights import read_weights
-from models.layouts.llama import drafter_names, published
+from models.decoder_config import DecoderConfig, read_shape
+from models.llama_names import drafter_names, published
 from models.packed import cache_dtype, pack
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
-from models.transformer import Block, DecoderConfig, Positioned, attend_causally, read_shape
+from models.transformer import Block, Positioned, attend_causally
 
 
 class DrafterNet(Positioned):

@@ -19,11 +19,12 @@ from adt_tree.errors import CheckpointError, UserError
 from models.cache import aligned
 from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
+from models.decoder_config import DecoderConfig
 from models.drafter import DrafterNet
 from models.graphs import row_bucket
 from models.registry import spec_of
 from models.spec import CKPTS, DTYPE_NAMES
-from models.transformer import Decoder, DecoderConfig
+from models.transformer import Decoder
 
 FP32 = 4
 # Number of [images, nodes, codes] fp32 tensors that a pass is allowed. Rejection over a static tree holds 15

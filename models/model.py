@@ -22,6 +22,7 @@ from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
+from models.decoder_config import DecoderConfig
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
@@ -29,7 +30,7 @@ from models.packed import cache_dtype
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import DTYPE_NAMES, Checkpoint, ModelSpec, home_of
 from models.target import UNGUIDED, ARTarget, EncodedPrompt, PromptEncoder
-from models.transformer import Decoder, DecoderConfig, compiled_join
+from models.transformer import Decoder, compiled_join
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 

@@ -1,7 +1,7 @@
 """The decoder of every autoregressive image model of this project. DecoderConfig says how models differ.
 
 It has RMSNorm, SwiGLU, an optional LayerNorm per head on queries and keys, and rotary positions in fp32. The
-rotary pairs of a head are adjacent, (2j, 2j + 1); models.layouts.llama reorders the rows of checkpoints with
+rotary pairs of a head are adjacent, (2j, 2j + 1); models.llama_names reorders the rows of checkpoints with
 other pairs on load.
 
 Dimensions: R rows, N nodes, T tokens, S tokens that are attended to, D features, H query heads, Hkv key/value
@@ -11,8 +11,8 @@ heads, E head size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -22,108 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.cache import AttentionMetadata, KVCache
-from models.checkpoint.config import integer, positive, section
+from models.decoder_config import DecoderConfig
 
 AXES = 3  # of rotary positions with rope_sections: time, row, column
-MOST_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more
-MOST_COMPILED = 256  # one process compiles the layers for at most this many different numbers of rows
+MAX_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more
+MAX_COMPILED = 256  # one process compiles the layers for at most this many different numbers of rows
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """The shape of a decoder, as the configuration of its checkpoint states it."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int = 0  # 0 means num_heads
-    norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-    max_positions: int = 4096
-    qk_norm: bool = False  # queries and keys have a LayerNorm per head (Chameleon)
-    input_norm: bool = True  # layers have a norm before attention; LlamaGen's drafters have none
-    raster_side: int = 0  # > 0: two-dimensional rotary positions over a raster of this side (LlamaGen)
-    raster_start: int = 0  # position of the raster's first code; queries and keys before it become zero
-    padded_prefix: bool = False  # positions count the padding before a prompt, which the cache leaves out
-    half_split: bool = True  # rotary pairs in the checkpoint: (j, j + E/2), or else (2j, 2j + 1) as here
-    head_width: int = 0  # > 0: hidden width of a head of two layers that scores the codes alone (Janus)
-    num_codes: int = 0  # number of outputs of such a head
-    head_rows: int = 0  # > 0: the head is a matrix with a row for the first head_rows token ids (GLM-Image)
-    qkv_bias: bool = False  # the projections of queries, keys and values have biases
-    post_norms: bool = False  # attention and MLP end in a norm before they join the stream
-    # Rotary positions on three axes (GLM-Image): how many pairs of a head each section has. Sections follow
-    # the axes in turn; pairs after the last one are not rotated. (): one axis, and all pairs are rotated.
-    rope_sections: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.num_kv_heads == 0:
-            object.__setattr__(self, "num_kv_heads", self.num_heads)
-        for name in ("hidden_size", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
-        if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads "
-                f"{self.num_kv_heads} do not divide one another"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head size {self.head_dim}: rotary positions turn pairs, so it must be even")
-        if self.raster_side and self.head_dim % 4:
-            raise ValueError(
-                f"head size {self.head_dim}: rotary positions by row and column need a multiple of 4"
-            )
-        if self.rotary_size > self.head_dim:
-            raise ValueError(
-                f"rotary sections {list(self.rope_sections)} of {self.rotary_size // 2} pairs: a head of "
-                f"{self.head_dim} has only {self.head_dim // 2}"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        """The size of one attention head."""
-        return self.hidden_size // self.num_heads
-
-    @property
-    def rotary_size(self) -> int:
-        """The number of leading dimensions of a head that rotary positions turn."""
-        return 2 * sum(self.rope_sections) or self.head_dim
-
-
-def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConfig:
-    """Returns the shape of a Llama-like decoder from a config.json of transformers (4.4x or 5.x).
-
-    norm_eps: the family's default for rms_norm_eps. Raises KeyError, which names a missing field, or
-    ValueError, which names a variant that this decoder does not have and would run wrongly.
-    """
-    for name in ("attention_bias", "mlp_bias", "swin_norm"):
-        if fields.get(name):
-            raise ValueError(f"{name} is {fields[name]!r}: this decoder does not have that variant")
-    if fields.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act is {fields['hidden_act']!r}: this decoder only has silu")
-    rope = section(fields, "rope_parameters") or section(fields, "rope_scaling")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"rotary positions of type {kind!r}: this decoder only has the default ones")
-    shape = DecoderConfig(
-        vocab_size=integer(fields, "vocab_size"),
-        hidden_size=integer(fields, "hidden_size"),
-        intermediate_size=integer(fields, "intermediate_size"),
-        num_layers=integer(fields, "num_hidden_layers"),
-        num_heads=integer(fields, "num_attention_heads"),
-        num_kv_heads=integer(fields, "num_key_value_heads", default=0),
-        norm_eps=positive(fields, "rms_norm_eps", norm_eps),
-        rope_theta=positive(rope, "rope_theta", positive(fields, "rope_theta", 10000.0)),
-        max_positions=integer(fields, "max_position_embeddings", default=4096),
-    )
-    if fields.get("head_dim") not in (None, shape.head_dim):
-        raise ValueError(
-            f"head_dim is {fields['head_dim']}: this decoder only has heads of size hidden_size / "
-            f"num_attention_heads, which is {shape.head_dim}"
-        )
-    return shape
 
 
 def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> Tensor:
@@ -308,7 +212,7 @@ def compiled_join() -> Join:
     """Returns join() compiled by torch.compile, for CUDA: about 10 kernels a layer instead of 16 to 18. It is
     compiled once for every number of rows, for all layers together."""
     compiled: Any = torch.compile  # Any, because the type of torch.compile does not declare recompile_limit
-    return compiled(join, fullgraph=True, dynamic=False, recompile_limit=MOST_COMPILED)
+    return compiled(join, fullgraph=True, dynamic=False, recompile_limit=MAX_COMPILED)
 
 
 def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
@@ -343,7 +247,7 @@ class Positioned(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         # The table is not a buffer, so it is a real tensor even if the module is built on the meta device,
         # and a cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
-        self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MOST_TABULATED)))
+        self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MAX_TABULATED)))
         self._by_axis = ByAxis(config) if config.rope_sections else None
 
     def reserve(self, positions: int) -> None:

@@ -32,12 +32,12 @@ from adt_tree.sampling import Sampling
 from eval import random_model
 from eval.tables import markdown
 from models import footprint
+from models.decoder_config import DecoderConfig
 from models.footprint import Dimensions
 from models.layouts import glm_image
 from models.layouts.llamagen import HEADS
 from models.model import Model
 from models.registry import PUBLISHED, spec_of
-from models.transformer import DecoderConfig
 from tests.fake_gpu import GPU, Device, Script, fake_gpu, unfilled
 
 LAYERS = 2  # of a decoder; under graphs a pass is one launch with any number of layers

@@ -14,11 +14,11 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from models.drafter import DrafterNet
 from models.layouts.chameleon import decoder_config
-from models.layouts.llama import decoder_names, drafter_names, gather, original_names
 from models.layouts.llamagen import decoder_config as llamagen_config
 from models.layouts.llamagen import drafter_config as llamagen_drafter_config
 from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
+from models.llama_names import decoder_names, drafter_names, gather, original_names
 from models.model import Model
 from models.target import ARTarget
 from models.transformer import Decoder

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from models.attention import choose_kernel, cudnn, memory_efficient, sdpa
 from models.cache import ALIGNMENT, AttentionMetadata, KVCache
+from models.decoder_config import DecoderConfig
 from models.target import chain_mask
-from models.transformer import DecoderConfig, attend_densely
+from models.transformer import attend_densely
 from tests.decoding import CPU
 
 LENGTHS = [5, 2]  # committed slots of two rows

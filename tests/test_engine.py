@@ -23,10 +23,11 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from models.cache import AttentionMetadata, KVCache
+from models.decoder_config import DecoderConfig
 from models.drafter import DrafterNet
 from models.model import Model
 from models.target import Prompt
-from models.transformer import Decoder, DecoderConfig
+from models.transformer import Decoder
 from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
 from tests.tabular import TabularModel, requests, table
 

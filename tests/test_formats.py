@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ChameleonForConditionalGeneration
 
 from adt_tree.sampling import Sampling
-from models.layouts.llama import decoder_names, scatter
+from models.llama_names import decoder_names, scatter
 from tests import published, tiny, tiny_llamagen
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Refused, Run

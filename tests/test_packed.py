@@ -13,6 +13,7 @@ from torch import nn
 
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
+from models.decoder_config import DecoderConfig
 from models.packed import (
     PackedBlock,
     PackedLinear,
@@ -24,7 +25,7 @@ from models.packed import (
     unpacked,
 )
 from models.target import chain_mask
-from models.transformer import MLP, Block, DecoderConfig, attend_causally, rotary_table
+from models.transformer import MLP, Block, attend_causally, rotary_table
 from tests.checkpoints import load
 
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from models.layouts.chameleon import decoder_config
-from models.layouts.llama import decoder_names, gather
+from models.llama_names import decoder_names, gather
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
 from tests.decoding import accept, chain, tree_of

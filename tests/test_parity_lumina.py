@@ -12,7 +12,7 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.drafter import DrafterNet
 from models.layouts.chameleon import SIZES, decoder_config, grid_of
-from models.layouts.llama import decoder_names, gather
+from models.llama_names import decoder_names, gather
 from models.separators import num_tokens
 from models.target import Prompt
 from models.transformer import Decoder

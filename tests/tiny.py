@@ -17,7 +17,7 @@ from models.codecs.vq import VQConfig, VQModel
 from models.drafter import DrafterNet
 from models.footprint import Dimensions, published_dimensions
 from models.layouts.chameleon import decoder_config
-from models.layouts.llama import decoder_names, drafter_names, scatter
+from models.llama_names import decoder_names, drafter_names, scatter
 from models.transformer import Decoder
 
 CODES, FIRST_CODE, GRID = 64, 4, 4

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading, replacing, write_json
 from models.drafter import DrafterNet, shape_conflict
-from models.layouts.llama import drafter_names, scatter
+from models.llama_names import drafter_names, scatter
 from models.model import Model
 
 

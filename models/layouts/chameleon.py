@@ -26,12 +26,13 @@ from models.checkpoint.files import reading
 from models.checkpoint.meta_init import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
+from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import DrafterLayout
-from models.layouts.llama import decoder_names, published
+from models.llama_names import decoder_names, published
 from models.model import Model, load_networks
 from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder, DecoderConfig, read_shape
+from models.transformer import Decoder
 
 BEGIN_OF_IMAGE = "<racm3:break>"
 SEPARATOR = "<reserved08706>"  # ends the user's turn

@@ -23,14 +23,15 @@ from models.checkpoint.files import reading
 from models.checkpoint.meta_init import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
+from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import LLAMA
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.layouts.llama import decoder_names, published
+from models.llama_names import decoder_names, published
 from models.model import Model, load_networks
 from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder, token_prompts
-from models.transformer import Decoder, DecoderConfig, read_shape
+from models.transformer import Decoder
 
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
 IMAGE_START, IMAGE_TOKEN = "<|image start|>", "<|image token|>"

@@ -28,14 +28,15 @@ from models.checkpoint.files import reading
 from models.checkpoint.meta_init import require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
+from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import LLAMA
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.layouts.llama import POST_NORM_BLOCK, decoder_names, published
+from models.llama_names import POST_NORM_BLOCK, decoder_names, published
 from models.model import Model, load_networks
 from models.spec import Checkpoint, ModelSpec
 from models.target import Prompt, PromptEncoder, token_prompts
-from models.transformer import Decoder, DecoderConfig, read_shape
+from models.transformer import Decoder
 
 PREVIEW = 16  # cells along the side of a square image's preview, as in transformers' processor
 SIDE = 1024  # default of --height and --width in pixels

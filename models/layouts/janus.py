@@ -26,13 +26,14 @@ from models.checkpoint.meta_init import StoredModule, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
+from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import LLAMA
 from models.layouts.chat import ChatTokenizer
-from models.layouts.llama import Names, gather, layer_names, scatter
+from models.llama_names import Names, gather, layer_names, scatter
 from models.model import Model, load_networks
 from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder, DecoderConfig, make_head, read_shape
+from models.transformer import Decoder, make_head
 
 BEGIN_OF_IMAGE = "<begin_of_image>"
 TEXT, VQ = "model.language_model.", "model.vqmodel."
@@ -111,7 +112,7 @@ def code_table(state: Mapping[str, Tensor]) -> Tensor:
 
 
 def janus_layers(config: DecoderConfig) -> Names:
-    """Returns the names of a Decoder's tensors except its table of embeddings, as in models.layouts.llama."""
+    """Returns the names of a Decoder's tensors except its table of embeddings, as in models.llama_names."""
     head = {f"head.{name}": (HEAD + name,) for name in on_meta(lambda: make_head(config)).state_dict()}
     return head | layer_names(config, TEXT)
 
