@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from adt_tree.grid import Grid, Raster
-from adt_tree.policy import INITS, SELF_DRAFTED, AdaptiveTree, AdjacencyAdaptive, TreeShape
+from adt_tree.policy import INITS, AdaptiveTree, AdjacencyAdaptive, TreeShape
 from adt_tree.records import Step
-from tests.runs import ROOT
 
 BUDGET = AdaptiveTree().budget
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
@@ -185,18 +184,6 @@ def test_a_further_raster_begins_as_an_image_does(accepted: int) -> None:
     assert shape(policy, first) == TreeShape(4, 4, BUDGET)
     observe(policy, first + 1, accepted=4, depth=4)
     assert shape(policy, first + 1) == TreeShape(5, 3, BUDGET)
-
-
-def test_the_method_states_the_constants_of_the_code() -> None:
-    """Section 4 of docs/METHOD.md has a column for the network's trees and one for self-drafted trees."""
-    text = (ROOT / "docs" / "METHOD.md").read_text()
-    block = text.split("<!-- constants:start -->")[1].split("<!-- constants:end -->")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.strip().splitlines()[2:]]
-    fields = ["beta", "step_depth step_width", "depth_min depth_max", "width_min width_max"]
-    fields += ["depth_start width_start", "budget"]
-    for column, constants in ((2, AdaptiveTree()), (3, SELF_DRAFTED)):
-        values = [[f"{getattr(constants, name):g}" for name in names.split()] for names in fields]
-        assert [row[column] for row in rows] == [", ".join(texts) for texts in values]
 
 
 @pytest.mark.parametrize(("levels", "depth"), [(7, 5), (5, 5), (2, 2), (0, 0)])
