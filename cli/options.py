@@ -252,6 +252,8 @@ def check_model(options: ModelOptions) -> None:
             f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
             "weights)"
         )
+    if options.revision is not None and options.model_path is None:
+        raise UserError(f"--revision {options.revision}: it needs --model_path, a hub id; leave it out")
     sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
     if sequential and options.model != "lumina_mgpt":
         raise UserError(

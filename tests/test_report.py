@@ -152,6 +152,7 @@ def test_what_is_missing_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch, r
     for words, named in {
         "": "RESULT", "EMPTY": "EMPTY", "absent.json": "absent.json", "EMPTY --figures x": "EMPTY",
         "EMPTY --race x.html --into y.md": "--into and --race", "ar --figures x --paper coco": "--paper",
+        "ar --paper coco": "--paper coco", "ar --write x": "ar:", "ar --into x": "ar:",
     }.items():  # fmt: skip
         assert named in refused("report", *words.split())
     assert not Path("x").exists()

@@ -17,7 +17,6 @@ from PIL import Image
 
 from adt_tree.noise import NoiseTable
 from adt_tree.pipeline import Pipeline
-from eval.runs.run_folder import RunFolder
 from models.cache import KVCache
 from models.target import ARTarget
 from tests.conftest import Command, Refused, Result, Run
@@ -51,7 +50,6 @@ def test_interrupt_and_resume_lose_nothing(
     ("step", "number", "codes", "pixels"),
     [
         ("add", 2, ["1"], 1),
-        ("finish", 1, ["1"], 0),
         ("finish", 2, ["1", "3"], 1),
         ("write_results", 1, None, 5),
     ],
@@ -185,19 +183,3 @@ def test_caches_and_noise_are_gone_before_the_last_pixels(
     monkeypatch.setattr(Pipeline, "image", counting)
     assert generate("o", *OPTIONS)[0] == 0
     assert min(counts[:4]) > before and counts[4:] == [before]
-
-
-def test_results_are_written_after_everything_else(
-    generate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A process that was killed before it wrote them is started again, and finds them missing."""
-    beside: list[set[str]] = []
-
-    def looking(folder: RunFolder, real: Any = RunFolder.write_results) -> bool:
-        beside.append({path.name for path in folder.root.iterdir()})
-        return real(folder)
-
-    monkeypatch.setattr(RunFolder, "write_results", looking)
-    assert generate("o", *OPTIONS, "--record", 1)[0] == 0
-    later = {path.name for path in (tmp_path / "o").iterdir()} - beside[0]
-    assert later == {"steps.jsonl", "global_statistics_0_10000.json"}
