@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from serve.api_errors import ApiError, failure, json_response
-from serve.image_request import ImageRequest, check_model, method_of, parse, size_of
+from serve.image_request import ImageRequest, check_model, engine_method, method_of, parse, size_of
 from serve.job import Job, News, Order
 from serve.metrics import since
 from serve.scheduler import Full
@@ -79,8 +79,8 @@ async def place(image_request: ImageRequest, service: Service) -> Order:
         raise ApiError(400, text, "prompt", "invalid_value")
     order = Order(prompt)
     seed = secrets.randbelow(2**SEED_BITS) if image_request.seed is None else image_request.seed
-    marks = marks_of(image_request, pipe.model.grid)
-    order.jobs = [Job(order, index, seed + index, method, marks) for index in range(image_request.n)]
+    how = method.sampling, engine_method(method, pipe), marks_of(image_request, pipe.model.grid)
+    order.jobs = [Job(order, index, seed + index, *how) for index in range(image_request.n)]
     try:
         service.scheduler.submit(order.jobs)
     except Full:

@@ -10,6 +10,7 @@ from typing import Any
 
 from adt_tree.method import Method
 from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,13 @@ class Job:
     `failed` if no picture can be made of the codes.
     """
 
-    def __init__(self, order: Order, index: int, seed: int, method: Method, marks: Sequence[int]) -> None:
-        """Makes a job for image number `index` of an order. method: has the sampling of this image. marks:
-        the rising numbers of codes after which the client gets a picture; the last is that of a whole
+    def __init__(
+        self, order: Order, index: int, seed: int, sampling: Sampling, engine: Method, marks: Sequence[int]
+    ) -> None:
+        """Makes a job for image number `index` of an order. engine: the method of the engine that decodes it.
+        marks: the rising numbers of codes after which the client gets a picture; the last is that of a whole
         image."""
-        self.order, self.index, self.seed, self.method = order, index, seed, method
+        self.order, self.index, self.seed, self.sampling, self.engine = order, index, seed, sampling, engine
         self.gone = self.failed = False
         self.shown = self.finished = False  # whether the client has got a first picture, and the whole image
         self.codes: list[int] = []  # grows while the image is decoded
@@ -41,7 +44,7 @@ class Job:
 
     def request(self, name: str) -> Request:
         """Returns the request for the engine."""
-        return Request(name, self.order.prompt, self.seed, self.method.sampling, self)
+        return Request(name, self.order.prompt, self.seed, self.sampling, self)
 
     def tell(self, codes: list[int]) -> None:
         """Stores the codes, and posts news for every mark that they have reached."""

@@ -19,7 +19,6 @@ from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
 from serve.api_errors import ApiError
-from serve.image_request import engine_method
 from serve.job import Job
 from serve.metrics import Metrics
 from serve.settings import Settings
@@ -125,10 +124,7 @@ class Scheduler:
         once the scheduler closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
-            return None if self._closing else self._key(self._waiting[0])
-
-    def _key(self, job: Job) -> Method:
-        return engine_method(job.method, self.pipe)
+            return None if self._closing else self._waiting[0].engine
 
     def _feed(self, method: Method) -> Iterator[Request | None]:
         """Yields the requests of one engine, oldest first.
@@ -144,7 +140,7 @@ class Scheduler:
                     self._changed.wait_for(lambda: self._waiting or self._closing)
                 if self._closing:
                     return
-                fits = bool(self._waiting) and self._key(self._waiting[0]) == method
+                fits = bool(self._waiting) and self._waiting[0].engine == method
                 if not fits and not self._flying:
                     return
                 request = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -92,6 +93,14 @@ def test_two_live_streams_do_not_share_an_engine(fresh: Pipeline, builds: Builds
     assert builds.count == 2
     for made, whole in zip(codes, expected, strict=True):
         assert len(made) > 4 and made == whole[1 : 1 + len(made)]
+
+
+def test_threads_decode_side_by_side(fresh: Pipeline, pipe: Pipeline) -> None:
+    texts = ["sun", "red moon", LONG, "sea"] * 2
+    expected = [pipe(text, METHOD, seed=seed).codes for seed, text in enumerate(texts)]
+    with ThreadPoolExecutor(3) as pool:
+        made = pool.map(lambda pair: fresh(pair[1], METHOD, seed=pair[0]).codes, enumerate(texts))
+        assert list(made) == expected
 
 
 def test_an_engine_that_failed_is_dropped(fresh: Pipeline, builds: Builds) -> None:
