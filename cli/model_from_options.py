@@ -18,10 +18,11 @@ from cli.options import (
     PromptOptions,
     SamplingOptions,
     check_model,
+    refuse_unread,
     sampling_defaults,
     sampling_of,
 )
-from cli.parser import Options, as_written
+from cli.parser import Options
 from models.loading import load as load_model
 from models.loading import pick_device, pick_graphs
 from models.model import Model
@@ -86,9 +87,7 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
 def load_without_drafter(options: ModelOptions) -> Pipeline:
     """Returns the model for a command that only decodes autoregressively."""
     check_model(options)
-    for name in ("drafter_path", "drafter_alignment"):
-        if written := as_written(options, name):
-            raise UserError(f"{written}: this command uses no drafter network; leave it out")
+    refuse_unread(options, ("drafter_path", "drafter_alignment"), "this command uses no drafter network")
     return load(options, need_drafter=False)
 
 
