@@ -208,12 +208,12 @@ class SeparatorDrafter:
         self._passes: list[_Pass] = []
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix) -> None:
-        self._num_pairs[slot] = 0
+        self._num_pairs[slot : slot + 1] = 0
         features = [branch[:, : self._feature_size] for branch in prefix.features]
         self.tokens.prefill(slot, prompt, Prefix(prefix.logits, features))
 
     def release(self, slot: int) -> None:
-        self._num_pairs[slot] = 0
+        self._num_pairs[slot : slot + 1] = 0
         self.tokens.release(slot)
 
     def context(self, committed: Sequence[int]) -> RowContext:

@@ -71,4 +71,7 @@ class Reads(TorchFunctionMode):
             parts = args[1] if isinstance(args[1], tuple) else args[1:2]
             if any(isinstance(part, list) for part in parts):
                 self.log.append(f"{name} by a list")
+            # CUDA fills a slice with a number, but copies the number to a tensor without dimensions.
+            if name == "__setitem__" and not isinstance(args[2], Tensor) and args[0][args[1]].dim() == 0:
+                self.log.append("a number from pageable memory")
         return answer

@@ -94,6 +94,7 @@ class Impatient(Coupled):
         lambda v: v.count.max().item(),
         lambda v: v.codes[v.codes > 3],
         lambda v: torch.tensor([1, 2], device=v.codes.device),
+        lambda v: v.count.__setitem__(0, 1),
     ],
 )
 def test_the_check_sees_a_wait(look: Callable[[Verdict], object]) -> None:
