@@ -11,6 +11,7 @@ from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
 from models.model import Model
+from models.packed import pack
 from models.target import ARTarget, chain_mask
 
 CELLS = 32  # codes of the one image on which the alignments are compared
@@ -32,6 +33,7 @@ def acceptance_rates(model: Model) -> dict[str, float]:
     cells = min(CELLS, model.grid.rasters[0].width - 1)
     prompt = model.encode("0" if model.prompts.num_classes else PROMPT)
     grid, ids = Grid(1, cells + 1), model.code_ids
+    pack(model.decoder)
     target = ARTarget(model.decoder, grid, ids, 1, sampling.branches, prompt.length, max_nodes=cells)
     request, noise = Request("drafter alignment", prompt, seed=0), Noise(model.num_codes, silent=False)
     (image,) = finished(autoregressive(target, [request], sampling, noise))

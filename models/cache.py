@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -280,32 +280,3 @@ class KVCache:
         """Returns the indices of slots [R, N] of some rows in the flat view of a layer, for every head of
         keys and of values: [R * N, 2 * Hkv] int64."""
         return (self._starts[rows] + slots[..., None]).flatten(0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainMetadata(AttentionMetadata):
-    """Metadata of a pass whose nodes are a chain, for flash-attn, which takes no mask."""
-
-    ends: Tensor = field(kw_only=True)  # [R] int32: number of slots of each row, with those of this pass
-
-    def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
-        from flash_attn import flash_attn_with_kvcache
-
-        key, value = (x.transpose(1, 2) for x in self.write(store, kv))
-        query = query.unflatten(0, self.positions.shape[:2])
-        mixed = flash_attn_with_kvcache(query, key, value, cache_seqlens=self.ends, causal=True)
-        return mixed.flatten(0, 1).flatten(1)
-
-
-class FlashCache(KVCache):
-    """A cache that flash-attn reads, for prompts and the AR baseline, whose nodes are a chain. It needs fp16
-    or bf16 on CUDA, and has not been run on a GPU yet."""
-
-    may_skip_rows = False
-
-    def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]) -> ChainMetadata:
-        plain = super().metadata(depths, ancestors, lengths)
-        ends = (self.length + ancestors.shape[1]).to(torch.int32)
-        return ChainMetadata(
-            plain.slots, plain.positions, plain.mask, plain.context_len, plain.calls, plain.kernel, ends=ends
-        )

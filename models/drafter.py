@@ -30,7 +30,7 @@ from models.checkpoint.meta_init import require
 from models.checkpoint.weights import read_weights
 from models.decoder_config import DecoderConfig, read_shape
 from models.llama_names import drafter_names, published
-from models.packed import cache_dtype, pack
+from models.packed import cache_dtype
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
 from models.transformer import Block, Positioned, attend_causally
 
@@ -146,7 +146,6 @@ class EagleDrafter:
         config = net.config
         capacity = target.max_prompt + target.grid.size + step_entries(max_depth, max_width)
         net.reserve(capacity)
-        pack(net)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
         one_layer, few = replace(config, num_layers=1), target.few_shapes
         self.cache = KVCache.allocate(one_layer, rows, capacity, dtype, self.device, few_shapes=few)

@@ -16,7 +16,7 @@ from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
-from models.cache import FlashCache
+from models.cache import KVCache
 from models.checkpoint.meta_init import StoredModule
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
@@ -24,13 +24,14 @@ from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.decoder_config import DecoderConfig
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
+from models.flash_cache import FlashCache
 from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
-from models.packed import cache_dtype
+from models.packed import cache_dtype, pack
 from models.separators import SeparatorDrafter, SeparatorTarget
 from models.spec import DTYPE_NAMES, Checkpoint, ModelSpec, home_of
-from models.target import UNGUIDED, ARTarget, EncodedPrompt, PromptEncoder
-from models.transformer import Decoder, compiled_join
+from models.target import UNGUIDED, ARTarget, EncodedPrompt, Execution, PromptEncoder
+from models.transformer import Decoder, compiled_join, join
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 
@@ -122,7 +123,11 @@ class Model:
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
     ) -> ARTarget | SeparatorTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens. Raises UserError if decoding with it needs more memory than the device has free."""
+        tokens. Raises UserError if decoding with it needs more memory than the device has free.
+
+        On a CPU this packs the decoder's layers and head in place (models.packed): from then on it can decode
+        and score, but not be trained or saved. The same holds for drafter().
+        """
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
         tokens, nodes = self._with_row_ends(max_nodes)
@@ -137,14 +142,14 @@ class Model:
         if self.graphs:
             gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
             run = GraphRunner(CudaRecorder(self.device))
-        attend_in = torch.float64 if self.deterministic else None
-        target = ARTarget(self.decoder, tokens, codes, *rows, max_prompt, nodes, attend_in, run)
-        if self.compiled:
-            target.join = compiled_join()
-        if self.attention == "flash":
-            plain = target.cache
-            groups = plain.head_groups
-            target.cache = FlashCache(plain.store, plain.length, head_groups=groups, axes=plain.axes)
+        execution = Execution(
+            attend_in=torch.float64 if self.deterministic else None,
+            run=run,
+            join=compiled_join() if self.compiled else join,
+            cache=FlashCache if self.attention == "flash" else KVCache,
+        )
+        pack(self.decoder)
+        target = ARTarget(self.decoder, tokens, codes, *rows, max_prompt, nodes, execution)
         return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
 
     def _with_row_ends(self, max_nodes: int) -> tuple[Grid, int]:
@@ -185,6 +190,7 @@ class Model:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
         tokens = target.tokens if isinstance(target, SeparatorTarget) else target
         depth = max_depth if tokens is target else 2 * max_depth + 1
+        pack(self.drafter_net)
         drafter = EagleDrafter(self.drafter_net, tokens, depth, max_width, self.alignment)
         if isinstance(target, SeparatorTarget):
             return SeparatorDrafter(drafter, target, max_depth)

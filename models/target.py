@@ -21,9 +21,9 @@ from adt_tree.tree import DraftTree, to_device
 from adt_tree.verify import Verdict
 from models.cache import KVCache
 from models.graphs import context_bucket, row_bucket
-from models.packed import cache_dtype, pack
+from models.packed import cache_dtype
 from models.positions import AxisPositions
-from models.transformer import Decoder, join, logits_of
+from models.transformer import Decoder, Join, join, logits_of
 
 UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
 
@@ -105,12 +105,26 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
     return torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
 
 
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a target computes its passes. It changes no image beyond rounding."""
+
+    attend_in: torch.dtype | None = None  # of the cache and of attention; None: the fastest
+    # Records the parts of a step and replays them, so that passes are rounded up to few shapes; None: calls
+    # them directly.
+    run: Run | None = None
+    join: Join = join  # or compiled_join()
+    cache: type[KVCache] = KVCache
+
+
+DIRECT = Execution()
+
+
 class ARTarget:
     """The Target made of a decoder. Rows may have prefixes of different lengths; the cache holds no padding.
 
     The decoder's head scores the codes alone (Decoder.cut_head). The cache has max_prompt + grid.size +
-    max_nodes slots a row; nothing grows while decoding. On a CPU the decoder's layers and head are packed in
-    place (models.packed): from then on it can decode and score, but not be trained or saved.
+    max_nodes slots a row; nothing grows while decoding.
     """
 
     def __init__(
@@ -122,21 +136,18 @@ class ARTarget:
         branches: int,
         max_prompt: int,
         max_nodes: int,
-        attend_in: torch.dtype | None = None,
-        run: Run | None = None,
+        execution: Execution = DIRECT,
     ) -> None:
         """codes: token ids of the codebook. branches: 2 under guidance, else 1. max_nodes: nodes of the
-        largest tree, with the root. attend_in: dtype of the cache and of attention; None: the fastest. run:
-        a Run that records the parts of a step and replays them, so that passes are rounded up to few shapes;
-        None: plain calls. Raises UserError if the decoder has too few positions."""
-        self.run, self.few_shapes = run or run_directly, run is not None
+        largest tree, with the root. Raises UserError if the decoder has too few positions."""
+        self.run, self.few_shapes = execution.run or run_directly, execution.run is not None
         max_nodes = self.rows(max_nodes)
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.num_codes, self.first_code = len(codes), codes.start
         self.branches, self.max_prompt = branches, max_prompt
         self._prompts = [0] * slots  # rows of the prompt in each slot
-        self.join = join
+        self.join = execution.join
         self.device = weight.device
         config = decoder.config
         capacity = max_prompt + grid.size + max_nodes
@@ -147,13 +158,12 @@ class ARTarget:
                 f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         decoder.reserve(capacity)
-        pack(decoder)
-        rows, dtype = branches * slots, attend_in or cache_dtype(weight)
+        rows, dtype = branches * slots, execution.attend_in or cache_dtype(weight)
         axes = None
         if config.rope_sections:
             axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)
         padded, few = config.padded_prefix, self.few_shapes
-        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
+        self.cache = execution.cache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Takes one pass per guidance branch. Raises ValueError for a prompt longer than max_prompt."""

@@ -20,6 +20,7 @@ from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
 from models.llama_names import decoder_names, drafter_names, gather, original_names
 from models.model import Model
+from models.packed import pack
 from models.target import ARTarget
 from models.transformer import Decoder
 
@@ -124,6 +125,7 @@ class LlamaGen:
         config = self.decoder.config
         side = config.raster_side
         grid = Grid(side, side) if codes is None else Grid(codes, 1)
+        pack(self.decoder)
         return ARTarget(self.decoder, grid, range(config.vocab_size), slots, 2, config.raster_start, nodes)
 
 

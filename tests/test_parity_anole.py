@@ -11,6 +11,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from models.layouts.chameleon import decoder_config
 from models.llama_names import decoder_names, gather
+from models.packed import pack
 from models.target import ARTarget, Prompt
 from models.transformer import Decoder
 from tests.decoding import accept, chain, tree_of
@@ -65,6 +66,7 @@ def test_through_the_cache(recorded: Recorded) -> None:
     length = known["input_ids"].shape[1]
     prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]
     codes = range(FIRST_CODE, FIRST_CODE + recorded.codes)
+    pack(recorded.decoder)
     target = ARTarget(recorded.decoder, Grid(8, 8), codes, 1, 2, PROMPT, 16)
     prefix = target.prefill(0, Prompt(*prompts))
     for row, features in enumerate(prefix.features):

@@ -17,6 +17,7 @@ from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import BatchShapes, DraftTree, Topology
 from models.drafter import DrafterNet, EagleDrafter
+from models.packed import pack
 from models.target import ARTarget, EncodedPrompt, Prompt
 from tests.decoding import static_growth
 from tests.golden import FIRST_CODE, UNCONDITIONAL, anole, close, llamagen, tensors
@@ -94,6 +95,7 @@ def of_anole(run: str) -> Recorded:
     models, recorded = anole(), cycles("anole_drafter_expected", run)
     hidden, ids = recorded[0]["target_hidden"], recorded[0]["input_ids"]
     models.decoder.cut_head(FIRST_CODE, 8192)
+    pack(models.decoder)
     target = ARTarget(models.decoder, Grid(16, 1), range(FIRST_CODE, FIRST_CODE + 8192), 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
     target.prefill(0, prompt)  # the drafter reads as much of its cache as the target's prompt needs
@@ -132,6 +134,7 @@ def test_cycles(read: Callable[[str], Recorded], run: str, count: int) -> None:
         if "prefix_hidden_out" in known.cycles[0]:
             output = known.net.causal(ids[None], rows[None])[0]
             close(output, known.cycles[0]["prefix_hidden_out"][branch, -len(rows) :])
+    pack(known.net)
     drafter = EagleDrafter(known.net, known.target, SHAPE.depth, SHAPE.width)
     drafter.prefill(0, known.prompt, Prefix(torch.empty(0), known.features))
     hidden, committed = torch.stack([rows[-1:] for rows in known.features]), 0

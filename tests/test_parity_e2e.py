@@ -22,6 +22,7 @@ from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from models.drafter import DrafterNet, EagleDrafter
+from models.packed import pack
 from models.target import ARTarget, Prompt
 from tests.decoding import static_growth
 from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, llamagen, tensors
@@ -50,6 +51,7 @@ def decode(
     rule: Rule = Coupled(Noise(target.num_codes, silent=True))
     if delta is not None:
         rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)
+    pack(net)
     proposer = EagleProposer(EagleDrafter(net, target, 5, 10), growth, target.slots)
     return finished(speculative(target, proposer, Fixed(shape), rule, images, SAMPLING))
 
@@ -73,6 +75,7 @@ def models() -> Anole:
 
 def anole_target(models: Anole, codes: int) -> ARTarget:
     """Returns a target with room for both prompts and the largest tree."""
+    pack(models.decoder)
     return ARTarget(models.decoder, Grid(codes, 1), range(FIRST_CODE, FIRST_CODE + 8192), 2, 2, 40, 59)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,7 +105,7 @@ def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> No
     codes = torch.randint(model.num_codes, (1, ENTRIES + 3))
     features = torch.randn(1, ENTRIES + 3, net.config.hidden_size)
     target = model.target(1, Sampling(guidance=1), max_nodes=4, max_prompt=1)
-    decoding = EagleDrafter(copy.deepcopy(net), target, 4, 1)  # packs its network
+    decoding = EagleDrafter(net, target, 4, 1)
     committed = features[None, :, :ENTRIES], codes[:, :ENTRIES], torch.tensor([ENTRIES]), ENTRIES
     levels = [decoding.extend(*committed)[1][0, 0]]
     for depth in range(3):

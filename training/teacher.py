@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from models.model import Model
+from models.packed import pack
 from models.target import ARTarget, EncodedPrompt, chain_mask
 
 BRANCHES = 2  # of guidance: conditional, unconditional
@@ -48,6 +49,7 @@ def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> l
     device, count = model.codebook.device, len(prompts)
     grid = model.grid if model.row_end is None else Grid(model.grid.height, model.grid.width + 1)
     longest = max(prompt.length for prompt in prompts)
+    pack(model.decoder)
     target = ARTarget(model.decoder, grid, model.code_ids, count, BRANCHES, longest, max_nodes=0)
     prefixes = [target.prefill(slot, prompt).features for slot, prompt in enumerate(prompts)]
     tokens = image_tokens(model, codes).to(device)
