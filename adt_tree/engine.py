@@ -57,8 +57,8 @@ def build(
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     if method.tree is None or not method.drafting:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
-    on_cpu = model.codebook.device.type == "cpu"
-    shapes = method.tree.shapes(model.grid, rows_are_padded=not on_cpu)
+    on_gpu = model.codebook.device.type != "cpu"
+    shapes = method.tree.shapes(model.grid, on_gpu)
     if shapes[-1].width > model.num_codes:
         raise UserError(
             f"a tree {shapes[-1].width} nodes wide: the codebook has {model.num_codes} codes; give less "
@@ -67,8 +67,7 @@ def build(
     target = largest_target(model, sampling, shapes, slots, max_prompt, make_room)
     setup = MethodOnModel(model, method, sampling, target, shapes[-1])
     proposer, rule = import_module(f"adt_tree.{method.spec.module}").make(setup)
-    idle_slots_cost = not on_cpu or target.few_shapes
-    policy = method.tree.policy(shapes, model.grid, slots, idle_slots_cost)
+    policy = method.tree.policy(shapes, model.grid, slots, on_gpu)
     return Engine(method, sampling, target, (proposer, policy, rule))
 
 

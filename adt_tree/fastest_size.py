@@ -1,8 +1,7 @@
 """`--total_token auto`: the size of self-drafted trees, chosen by what their steps cost here. No torch.
 
-A larger tree commits more codes per step and makes every step longer. How much longer depends on the device
-and on the number of images in flight, so it is measured: the first steps try every size in turn. A wrong
-choice costs time but no codes, because the image of an exact method does not depend on its trees.
+A larger tree commits more codes per step and makes it longer. How much longer is measured: the first steps
+try every size in turn. A wrong choice costs time but no codes: images do not depend on their trees.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape, self_drafted
 from adt_tree.records import Step
 
-# Drafted nodes to choose from. True: passes have 8, 16 or 32 rows, and smaller trees would gain no time.
-SIZES = {False: (3, 7, 15, 19, 31), True: (7, 15, 31)}
+# Drafted nodes to choose from. On a GPU passes have 8, 16 or 32 rows, and smaller trees would gain no time.
+CPU_SIZES, GPU_SIZES = (3, 7, 15, 19, 31), (7, 15, 31)
 # A self-drafted tree of n nodes accepts about 0.5 * n ** 0.7 codes, as the embedded model did at 7 to 31
 # nodes (docs/LOG.md). The factor is only where a run starts from.
 FACTOR, EXPONENT = 0.5, 0.7
@@ -34,19 +33,17 @@ class AutoTree:
     @property
     def largest(self) -> TreeShape:
         """The largest shape that can be chosen."""
-        return self_drafted(SIZES[False][-1])
+        return self_drafted(CPU_SIZES[-1])
 
-    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
         """Returns the shapes to choose from, smallest first. Deeper trees than an image has room for after
         its first step are left out: all steps with them would be cut, and none timed."""
-        shapes = [self_drafted(nodes) for nodes in SIZES[rows_are_padded]]
+        shapes = [self_drafted(nodes) for nodes in (GPU_SIZES if on_gpu else CPU_SIZES)]
         return [shape for shape in shapes if shape.depth <= grid.size - 3] or [self_drafted(1)]
 
-    def policy(
-        self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool
-    ) -> FastestSize:
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> FastestSize:
         """Returns the policy that chooses among `shapes`."""
-        return FastestSize(shapes, grid.width, idle_slots_cost)
+        return FastestSize(shapes, grid.width, on_gpu)
 
 
 class FastestSize:
@@ -54,15 +51,14 @@ class FastestSize:
 
     ms(n) is the shortest of TIMED_STEPS steps, timed in the first steps at each number of images in flight;
     the step after a change is left out, because it may allocate memory or record graphs. gain(n) is the
-    growth law, and a the ratio of accepted to predicted codes so far. A size is chosen when all are timed,
-    and again when an image begins or the number of images in flight changes. All images have trees of one
-    size.
+    growth law, a the ratio of accepted to predicted codes so far. A size is chosen when all are timed, and
+    again when an image begins or the number of images in flight changes.
     """
 
-    def __init__(self, shapes: Sequence[TreeShape], row_width: int, idle_slots_cost: bool) -> None:
-        """row_width: W, the cells of a row; nodes beyond the cell below the root gain half as much.
-        idle_slots_cost: a step takes equally long whatever number of slots hold images."""
-        self._shapes, self._idle_slots_cost = shapes, idle_slots_cost
+    def __init__(self, shapes: Sequence[TreeShape], row_width: int, on_gpu: bool) -> None:
+        """row_width: W, the cells of a row; nodes beyond the cell below the root gain half as much. on_gpu:
+        idle slots take part in passes, so that the number of images in flight changes no time."""
+        self._shapes, self._on_gpu = shapes, on_gpu
         self._gain = [gain(shape.budget, row_width) for shape in shapes]
         self._times: dict[int, list[list[float]]] = {}  # by images in flight: ms of the steps of each size
         self._ratio = FACTOR
@@ -77,7 +73,7 @@ class FastestSize:
         self._is_settled = False
 
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
-        images = 1 if self._idle_slots_cost else len(roots)
+        images = 1 if self._on_gpu else len(roots)
         times = self._times.setdefault(images, [[] for _ in self._shapes])
         size, untimed = self._size, [n for n, steps in enumerate(times) if len(steps) < TIMED_STEPS]
         if untimed:

@@ -43,11 +43,11 @@ class TreeShape:
         """The shape itself. Adaptive trees have several shapes, of which this is the largest."""
         return self
 
-    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
         """Returns the shape itself."""
         return [self]
 
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool) -> Fixed:
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> Fixed:
         """Returns the policy that always asks for this shape."""
         return Fixed(self)
 
@@ -71,13 +71,14 @@ class Tree(Protocol):
     def largest(self) -> TreeShape:
         """The largest shape that a tree can have."""
 
-    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
         """Returns the shapes for which a target needs room, smallest first. Those that do not fit may be left
-        out, as long as one remains. rows_are_padded: the number of rows of a pass is rounded up."""
+        out, as long as one remains. on_gpu: passes have one of a few numbers of rows, and idle slots take
+        part in them."""
 
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool) -> Policy:
-        """Returns the policy that shapes the trees of `slots` images. shapes: those of shapes() that fit.
-        idle_slots_cost: a step takes equally long whatever number of slots hold images."""
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> Policy:
+        """Returns the policy that shapes the trees of `slots` images. shapes: those of shapes() that
+        fit."""
 
 
 class Policy(Protocol):
@@ -155,13 +156,11 @@ class AdaptiveTree:
         """The greatest depth, width and budget that a tree can have."""
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
-    def shapes(self, grid: Grid, rows_are_padded: bool) -> list[TreeShape]:
+    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
         """Returns the largest shape."""
         return [self.largest]
 
-    def policy(
-        self, shapes: Sequence[TreeShape], grid: Grid, slots: int, idle_slots_cost: bool
-    ) -> AdjacencyAdaptive:
+    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> AdjacencyAdaptive:
         """Returns the policy of ADT-Tree with these constants."""
         return AdjacencyAdaptive(self, slots, grid)
 

@@ -67,6 +67,7 @@ class PassSampling:
     # filter applies at all, else 0
     numbers: Tensor
     all_greedy: bool  # no image needs a temperature or a filter
+    any_greedy: bool  # top-k must spare some images
     top_k: int  # 0: no image needs this filter
     has_top_p: bool  # false: no image needs this filter
     top_p_first: bool
@@ -79,6 +80,7 @@ class PassSampling:
         return PassSampling(
             numbers,
             all_greedy=not filtered,
+            any_greedy=len(filtered) < len(samplings),
             top_k=samplings[0].top_k,
             has_top_p=any(sampling.top_p < 1 for sampling in filtered),
             top_p_first=samplings[0].top_p_first,
@@ -131,7 +133,7 @@ def log_probs(logits: Tensor, sampling: PassSampling) -> Tensor:
     filtered = guided / temperature
     if sampling.has_top_p and sampling.top_p_first:
         filtered = keep_top_p(filtered, top_p)
-    filtered = keep_top_k(filtered, sampling.top_k, greedy)
+    filtered = keep_top_k(filtered, sampling.top_k, greedy if sampling.any_greedy else None)
     if sampling.has_top_p and not sampling.top_p_first:
         filtered = keep_top_p(filtered, top_p)
     return filtered.log_softmax(dim=-1)

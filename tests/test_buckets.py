@@ -75,8 +75,8 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     method = Method(row, sampling, spec.default_tree(row, auto=name == AUTO))
     engine = build(replace(model, graphs=True), method, 1, dims.prompt)
     if name == AUTO:  # the sizes and the rule of a GPU
-        shapes = AutoTree().shapes(model.grid, rows_are_padded=True)
-        policy = FastestSize(shapes, model.grid.width, idle_slots_cost=True)
+        shapes = AutoTree().shapes(model.grid, on_gpu=True)
+        policy = FastestSize(shapes, model.grid.width, on_gpu=True)
         engine = replace(engine, drafting=(engine.drafting[0], policy, engine.drafting[2]))
     run, advance = engine.target.run, BatchSlots.advance
     assert isinstance(run, GraphRunner)

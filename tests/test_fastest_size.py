@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adt_tree.errors import UserError
-from adt_tree.fastest_size import SIZES, TIMED_STEPS, AutoTree, FastestSize
+from adt_tree.fastest_size import CPU_SIZES, TIMED_STEPS, AutoTree, FastestSize
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.pipeline import Pipeline
@@ -21,7 +21,7 @@ from adt_tree.sampling import Sampling
 from tests.conftest import Refused, Run
 from tests.decoding import codes_of
 
-SHAPES = AutoTree().shapes(Grid(16, 16), rows_are_padded=False)
+SHAPES = AutoTree().shapes(Grid(16, 16), on_gpu=False)
 TRIALS = len(SHAPES) * (TIMED_STEPS + 1)  # steps in which sizes are timed
 
 
@@ -50,12 +50,12 @@ class Clock:
         return sizes
 
 
-def policy(idle_slots_cost: bool = False) -> FastestSize:
-    return FastestSize(SHAPES, 16, idle_slots_cost)
+def policy(on_gpu: bool = False) -> FastestSize:
+    return FastestSize(SHAPES, 16, on_gpu)
 
 
 def test_every_size_is_timed_in_turn() -> None:
-    expected = [size for size in SIZES[False] for _ in range(TIMED_STEPS + 1)]
+    expected = [size for size in CPU_SIZES for _ in range(TIMED_STEPS + 1)]
     assert Clock(policy(), lambda nodes, since: 1.0).run(TRIALS) == expected
 
 
@@ -87,12 +87,12 @@ def test_size_follows_acceptance_when_an_image_begins() -> None:
     assert set(rejecting.run(10)) == {3}
 
 
-def test_other_numbers_of_images_are_timed_anew_unless_idle_slots_cost() -> None:
+def test_other_numbers_of_images_are_timed_anew_on_a_cpu() -> None:
     def ms(images: int) -> Callable[[int, int], float]:
         return lambda nodes, since: 1.0 + (images > 1) * nodes
 
-    for idle_slots_cost, later in ((False, 3), (True, 31)):
-        rule = policy(idle_slots_cost)
+    for on_gpu, later in ((False, 3), (True, 31)):
+        rule = policy(on_gpu)
         assert Clock(rule, ms(1)).run(TRIALS + 1)[-1] == 31
         assert Clock(rule, ms(4)).run(TRIALS + 1, images=4)[-1] == later
         assert Clock(rule, ms(1)).run(1)[-1] == 31
@@ -108,7 +108,7 @@ def test_cut_trees_and_steps_without_results_are_not_timed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "padded", "sizes"),
+    ("grid", "on_gpu", "sizes"),
     [
         (Grid(32, 32), False, [3, 7, 15, 19, 31]),
         (Grid(32, 32), True, [7, 15, 31]),
@@ -116,8 +116,8 @@ def test_cut_trees_and_steps_without_results_are_not_timed() -> None:
         (Grid(1, 3), True, [1]),
     ],
 )
-def test_sizes_fit_the_grid(grid: Grid, padded: bool, sizes: list[int]) -> None:
-    assert [shape.budget for shape in AutoTree().shapes(grid, padded)] == sizes
+def test_sizes_fit_the_grid(grid: Grid, on_gpu: bool, sizes: list[int]) -> None:
+    assert [shape.budget for shape in AutoTree().shapes(grid, on_gpu)] == sizes
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
