@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from adt_tree.engine import build
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import CPU_SIZES, TIMED_STEPS, AutoTree, FastestSize
 from adt_tree.grid import Grid
@@ -142,7 +143,7 @@ def test_sizes_that_do_not_fit_are_left_out(pipe: Pipeline, capsys: pytest.Captu
     small = Pipeline(replace(pipe.model, grid=grid))
     before, decoder.config = decoder.config, config
     try:
-        engine = small.engine(small.method("self-draft"), requests)
+        engine = build(small.model, small.method("self-draft"), 1, requests[0].prompt.length)
     finally:
         decoder.config = before
     notices = capsys.readouterr().err.splitlines()
