@@ -270,7 +270,7 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
     (work / "tokenizer.pt").unlink()
     for steps in (1, 4):
-        stage("tokenizer", work, *VQGAN, "--max_steps", steps)
+        stage("tokenizer", work, *VQGAN, "--steps", steps)
     saved = torch.load(work / "tokenizer.pt", weights_only=True)
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
     rows = log(work, "tokenizer")

@@ -21,8 +21,6 @@ from adt_tree.sampling import guide
 from models.drafter import DrafterNet
 from models.transformer import attend_densely
 
-MAX_RANK = 3  # the target's first choice is looked for among this many of the drafter's
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -52,7 +50,6 @@ class Outcome:
     loss: Tensor
     regression: float  # SmoothL1 of the first step
     entropy: float  # cross-entropy of the first step
-    hits: list[float]  # first step: how often the target's mode is in the drafter's first 1 .. MAX_RANK codes
     agreement: list[float]  # sum over codes of min(p, q): how often the best rule accepts a sample from q
 
 
@@ -117,7 +114,6 @@ def measure(outputs: list[Tensor], batch: Batch, head: nn.Module, objective: Obj
     """
     targets = at(batch.features, batch.entries + 1).float()
     p = code_logits(targets, batch, head, objective.guidance).softmax(dim=-1)
-    mode = p.argmax(dim=-1, keepdim=True)
     total, agreement = targets.new_zeros(()), list[float]()
     for step, output in enumerate(outputs):
         drafted = at(output, batch.entries)
@@ -128,9 +124,7 @@ def measure(outputs: list[Tensor], batch: Batch, head: nn.Module, objective: Obj
         total = total + objective.decay**step * (regression + objective.p_w * entropy)
         agreement.append(overlap.item())
         if step == 0:
-            is_mode = log_q.topk(min(MAX_RANK, log_q.shape[-1]), dim=-1).indices == mode
-            hits = is_mode.float().cumsum(dim=-1).flatten(0, -2).mean(dim=0).tolist()
-            parts = regression.item(), entropy.item(), hits
+            parts = regression.item(), entropy.item()
     return Outcome(total, *parts, agreement)
 
 

@@ -184,7 +184,6 @@ class Trainer:
             "val_regression": _mean([[outcome.regression] for outcome in outcomes])[0],
             "val_entropy": _mean([[outcome.entropy] for outcome in outcomes])[0],
             "agreement": agreement,
-            "top": _mean([outcome.hits for outcome in outcomes]),
             "expected_tau": round(expected_tau(agreement), 4),
         }
 

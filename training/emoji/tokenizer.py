@@ -40,8 +40,7 @@ class Options(TrainedOptions):
     """VQ tokenizer"""
 
     checkpoint_minutes: float = 2
-    minutes: float = option("training time, earlier runs included", 26, unit="MIN", above=0)
-    max_steps: int = option("stop at this step even if time is left; -1: never", -1, unit="N", least=-1)
+    steps: int = option("steps, earlier runs included", 8000, unit="N", least=1)
     batch_size: int = option("pictures per step", 8, unit="N", least=1)
     learning_rate: float = option("highest learning rate", 2e-3, unit="LR", above=0)
     perceptual: float = option("weight of the perceptual loss", 1.0, unit="W", least=0)
@@ -245,7 +244,7 @@ def cosine(fraction: float) -> float:
 
 
 def run(options: Options) -> None:
-    """Trains for --minutes, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
+    """Trains for --steps, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
     device, work = use_device(options), Path(options.work_dir)
     pictures = Pictures(work)
     if options.restart:
@@ -256,24 +255,20 @@ def run(options: Options) -> None:
         trainer.resume(saved)
     fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(384))))
     start_s, save = time.monotonic() - trainer.spent_s, Every(60 * options.checkpoint_minutes)
-    spent, sums = trainer.spent_s, dict[str, float]()
-
-    def done() -> bool:
-        return spent >= 60 * options.minutes or 0 <= options.max_steps <= trainer.step
-
-    with tqdm(desc="tokenizer", unit="step") as bar:
-        while not done():
-            for name, value in trainer.train_step(cosine(spent / (60 * options.minutes))).items():
+    sums: dict[str, float] = {}
+    with tqdm(desc="tokenizer", unit="step", initial=trainer.step, total=options.steps) as bar:
+        while trainer.step < options.steps:
+            for name, value in trainer.train_step(cosine(trainer.step / options.steps)).items():
                 sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
             bar.update()
-            spent = time.monotonic() - start_s
-            if save.due() or done():
+            spent, done = time.monotonic() - start_s, trainer.step == options.steps
+            if save.due() or done:
                 save_checkpoint(work / SAVED, trainer.payload(spent))
-                measured = figures(trainer.tokenizer, fresh if done() else fresh[:96])
+                measured = figures(trainer.tokenizer, fresh if done else fresh[:96])
                 progress = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
                 append_line(work / LOG, json.dumps({**progress, **sums, **measured}))
     decoded = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
     pairs = torch.stack((fresh[:48].unflatten(0, (3, 16)), decoded.unflatten(0, (3, 16))), 1)
     sheet = pairs.transpose(2, 3).flatten(0, 2).flatten(1, 2)  # each picture above its reconstruction
     Image.fromarray(sheet.numpy()).save(work / "sheet_tokenizer.png")
-    print(json.dumps({"steps": trainer.step, "spent_s": spent, **figures(trainer.tokenizer, fresh)}))
+    print(json.dumps({"steps": trainer.step, **figures(trainer.tokenizer, fresh)}))
