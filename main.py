@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         # The reader of stdout has gone. Python flushes stdout once more at its exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (MemoryError, *device_errors()) as error:
+    except (MemoryError, *device_errors()) as error:  # type: ignore[misc]
         if debug:
             raise
         # The further sentences of torch's message are about its allocator.

@@ -47,7 +47,7 @@ class BatchSlots:
     def __init__(
         self,
         target: Target,
-        requests: Iterable[Request],
+        requests: Iterable[Request | None],
         releases: Sequence[Callable[[int], None]],
         sampling: Sampling,
     ) -> None:

@@ -32,7 +32,7 @@ def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
 
 @torch.inference_mode()
 def autoregressive(
-    target: Target, requests: Iterable[Request], sampling: Sampling, noise: Noise
+    target: Target, requests: Iterable[Request | None], sampling: Sampling, noise: Noise
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call of the AR baseline, which commits one code per image.
 
@@ -72,7 +72,7 @@ def speculative(
     proposer: Proposer,
     policy: Policy,
     rule: Rule,
-    requests: Iterable[Request],
+    requests: Iterable[Request | None],
     sampling: Sampling,
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call. A step is: shape, draft, score, verify, commit, observe.

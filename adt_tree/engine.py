@@ -28,7 +28,7 @@ class Engine:
     target: Target
     drafting: tuple[Proposer, Policy, Rule] | None = None  # None: the AR baseline
 
-    def steps(self, requests: Iterable[Request]) -> Iterator[StepOutput]:
+    def steps(self, requests: Iterable[Request | None]) -> Iterator[StepOutput]:
         """Yields the outcome of every target call as it happens."""
         if self.drafting is None:
             noise = Noise(self.target.num_codes, silent=self.sampling.greedy)

@@ -7,7 +7,7 @@ out.images[0].save("heart.png")
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -213,7 +213,7 @@ class Pipeline:
         lantern: Lantern | None = None,
         seed: int | Sequence[int] = 0,
         batch_size: int = 1,
-    ) -> Iterator[StreamStep]:
+    ) -> Generator[StreamStep, None, None]:
         """Yields every target call of the images that __call__ would make, as it happens.
 
         An image is finished when its codes fill the grid. Closing the iterator ends the decoding.

@@ -254,7 +254,8 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
     chosen = {"method": plain, "lantern": lantern or options.lantern}
     method_options = DecodingOptions(**{**shared, **values, **chosen})
     ignored = unread(method_options, METHODS[plain])
-    return replace(method_options, **{key: False if key == "lantern" else None for key in ignored})
+    changes: dict[str, Any] = {key: False if key == "lantern" else None for key in ignored}
+    return replace(method_options, **changes)
 
 
 def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:

@@ -106,6 +106,7 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
         return []
     with torch.inference_mode():
         images = from_uint8(torch.stack(pictures)).to(model.codebook.device)
+        assert model.codec is not None
         return model.codec.encode(images).flatten(1).tolist()
 
 
@@ -138,7 +139,7 @@ def run(options: Options) -> None:
             readable = {name: pair for name, pair in contents.items() if pair is not None}
             all_codes = encode(model, [pixels for _, pixels in readable.values()])
             for (name, (text, _)), codes in zip(readable.items(), all_codes, strict=True):
-                branches = ()
+                branches: list[torch.Tensor] = []
                 if options.features:
                     prompt = prompt_of(model, root / f"{name}.txt", text)
                     branches = features(model, [prompt], torch.tensor([codes]))[0]

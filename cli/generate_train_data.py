@@ -52,7 +52,7 @@ def run(options: Options) -> None:
         engine = pipe.engine(method, requests, options.batch_size)
         try:
             for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
-                branches = ()
+                branches: list[torch.Tensor] = []
                 if options.features:
                     branches = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]
                 writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, branches))

@@ -258,7 +258,7 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     for name, reason in unread(options, spec).items():
         refuse(options, name, reason)
     values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
-    changes = {name: value for name, value in values.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     return Method(
         spec.name,
         sampling_of(options, SPECS[options.model]),
@@ -354,6 +354,7 @@ def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
         return adaptive_tree(options, base, budget)
     if base is None:
         return None
+    assert isinstance(base, TreeShape)
     budget, width = base.budget if budget is None else budget, options.draft_top_k or base.width
     shape = spec.resize(budget, width) if spec.resize else TreeShape(base.depth, width, budget)
     if not budget:

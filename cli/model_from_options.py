@@ -49,7 +49,7 @@ def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipel
     return replace(method, sampling=sampling)
 
 
-def check_graphs(options: ModelOptions, device: str) -> dict[str, bool]:
+def check_graphs(options: ModelOptions, device: str) -> dict[str, Any]:
     """Returns the fields of Model for CUDA graphs and compiled layers, which not every command offers.
     Raises UserError for graphs on a CPU, or compiled layers without graphs."""
     if not isinstance(options, GraphOptions):

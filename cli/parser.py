@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         for group in groups:
             heading, _, text = (group.__doc__ or "").partition("\n\n")
             for name in vars(group).get("__annotations__", {}):
-                item = group.__dataclass_fields__.get(name)
+                item = group.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
                 if item is None or not item.metadata:  # not an option, or only another default for one
                     continue
                 if heading not in sections:

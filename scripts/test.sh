@@ -8,6 +8,6 @@ bash scripts/setup.sh requirements-dev.txt
 .venv/bin/python -m ruff format --check --quiet .
 .venv/bin/lint-imports >.venv/imports.txt || { cat .venv/imports.txt; exit 1; }
 .venv/bin/shellcheck scripts/*.sh scripts/*.sbatch .ci/run
-.venv/bin/python -m mypy adt_tree models
+.venv/bin/python -m mypy
 # Two workers with one thread each: the tiny models of the tests are no faster on more threads, which would compete.
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -q -n 2 "$@"

@@ -41,14 +41,15 @@ class Client(HttpUser):
     def image(self) -> None:
         """Sends a request and follows its stream to the image, or leaves at the first picture."""
         options, seed = self.environment.parsed_options, random.randrange(2**31)
-        fields = {"prompt": random.choice(PROMPTS.read_text(encoding="utf-8").splitlines()), "seed": seed}
+        text = random.choice(PROMPTS.read_text(encoding="utf-8").splitlines())
+        fields: dict[str, Any] = {"prompt": text, "seed": seed}
         for name in ("method", "temperature", "guidance"):
             fields[name] = random.choice(getattr(options, f"{name}s"))
         body = {**fields, "stream": True, "partial_images": options.partial_images}
         headers = {"Authorization": f"Bearer {os.environ.get('ADT_API_KEY', '')}"}
-        how = {"json": body, "headers": headers, "stream": True, "catch_response": True, "name": "answer"}
+        how: dict[str, Any] = {"json": body, "headers": headers, "stream": True, "catch_response": True}
         started, leaves, first = time.perf_counter(), random.random() < options.cancelled, True
-        with self.client.post("/v1/images/generations", **how) as answer:
+        with self.client.post("/v1/images/generations", name="answer", **how) as answer:
             for line in answer.iter_lines() if answer.ok else ():
                 if not line.startswith(b"data: "):
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -35,7 +36,7 @@ class Metrics:
         rate = "codes per second of decoding"
         self._gauge("adt_codes_per_second", rate, lambda: self._codes / max(self._seconds, 1e-9))
 
-    def _add(self, kind: type, name: str, text: str) -> Counter | Histogram:
+    def _add(self, kind: type, name: str, text: str) -> Any:
         buckets = {"buckets": SECONDS} if kind is Histogram else {}
         return kind(name, text, ("replica",), registry=self._registry, **buckets).labels(self._replica)
 

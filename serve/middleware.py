@@ -87,19 +87,19 @@ class AccessMiddleware:
             await error.response(scope, receive, answer.send)
         except asyncio.CancelledError:  # uvicorn cancels requests that it may not wait for any longer
             scope["app"].state.cut += 1
-            error = ApiError(503, "the server ends", code="server_shutting_down")
+            failure = ApiError(503, "the server ends", code="server_shutting_down")
             if not answer.started:
-                await error.response(scope, receive, answer.send)
+                await failure.response(scope, receive, answer.send)
             elif answer.is_stream and not answer.complete:
-                await answer.send({"type": "http.response.body", "body": error.event})
+                await answer.send({"type": "http.response.body", "body": failure.event})
             else:
                 raise
         except Exception:
             if answer.started:
                 raise
             log.exception("%s %s failed", scope["method"], scope["path"])
-            error = ApiError(500, "internal error; the server's log has more", code="server_error")
-            await error.response(scope, receive, answer.send)
+            failure = ApiError(500, "internal error; the server's log has more", code="server_error")
+            await failure.response(scope, receive, answer.send)
 
     def _check_client(self, client: tuple[str, int] | None) -> None:
         """Raises ApiError for a client of another machine if there is no key. `main.py serve` does not listen

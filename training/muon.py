@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates every parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
@@ -81,11 +81,13 @@ def muon_and_adamw(
 
     weight_decay: of Muon's matrices alone, as a factor of the learning rate. dtype: of Muon's rounds.
     """
-    hidden, rest = [], []
+    hidden: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, param in module.named_parameters():
         is_matrix = name.startswith(("blocks.", "block.", "fc.")) and param.ndim == 2 and "qk_" not in name
         (hidden if is_matrix else rest).append(param)
         if is_matrix:
-            param.muon_parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
+            parts = {"qkv": 3, "gate_up": 2}.get(name.split(".")[-2], 1)
+            param.muon_parts = parts  # type: ignore[attr-defined]
     muon = Muon(hidden, muon_lr, weight_decay, dtype)
     return [muon, torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]

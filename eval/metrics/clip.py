@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from eval.metrics import pictures
@@ -23,7 +24,7 @@ class Clip:
     """A CLIP model: its image tower as a feature network, and its text tower."""
 
     network: Network  # with the model's own preprocessing
-    model: nn.Module
+    model: Any
     tokenize: Callable[[Sequence[str]], Tensor]  # -> token ids [N, L]
 
 

@@ -81,7 +81,7 @@ def inception(path: Path, resolution: int, device: torch.device) -> tuple[Networ
         return pictures.clean_resize(pictures.reference_crop(image, resolution), 299)
 
     network = Network(prepare, lambda pixels: pooled((pixels - 128) / 128), digest, device)
-    return network, classifier.weight.T.cpu()
+    return network, classifier.get_parameter("weight").T.cpu()
 
 
 def vgg16(path: Path, device: torch.device) -> Network:

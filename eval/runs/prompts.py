@@ -155,7 +155,7 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
         content = path.read_text(encoding="utf-8-sig")
         rows = _from_json(content) if suffix == ".json" else _rows(content, suffix)
         coco = isinstance(rows, dict)
-        prompts = _from_coco(rows, captions or CAPTIONS[0]) if coco else _from_rows(rows)
+        prompts = _from_coco(rows, captions or CAPTIONS[0]) if isinstance(rows, dict) else _from_rows(rows)
     if not coco:
         _refuse_captions(captions, str(path))
     if not prompts:
@@ -172,9 +172,8 @@ def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
         lines = [line.strip() for line in content.splitlines()]
         return [{"prompt": line} for line in lines if line and not line.startswith("#")]
     tabs = suffix == ".tsv"
-    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(content), delimiter="\t" if tabs else ",", quoting=quoting)
-    rows = list(reader)
+    file = io.StringIO(content)
+    rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file))
     header = [cell.strip().lower() for cell in rows[0]] if rows else []
     if not set(TEXT_COLUMNS) & set(header):
         raise ValueError("its first line names no column Prompt, Caption or Text")

@@ -14,8 +14,10 @@ import json
 import random
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -91,7 +93,7 @@ def fetch(package: str, cache: Path) -> Path:
     return path
 
 
-def read_member(tarball: Path, member: str) -> dict | list:
+def read_member(tarball: Path, member: str) -> Any:
     """Returns the JSON in `package/MEMBER` of an npm tarball. Raises UserError if it is damaged."""
     with reading(tarball, "remove it, and npm fetches it again"), tarfile.open(tarball, "r:gz") as archive:
         stream = archive.extractfile(f"package/{member}")
@@ -171,7 +173,7 @@ def rasterise(svg: str, size: int) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGB"))
 
 
-def held_out_pairs(names: list[str], styles: list[str], count: int, seed: int) -> set[tuple[str, str]]:
+def held_out_pairs(names: list[str], styles: Sequence[str], count: int, seed: int) -> set[tuple[str, str]]:
     """Returns `count` (style, name) pairs to keep out of training.
 
     At most one for each name, so that every name is trained on in the other styles.
@@ -187,7 +189,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def licence_record(styles: list[str], cache: Path) -> list[dict[str, str]]:
+def licence_record(styles: Sequence[str], cache: Path) -> list[dict[str, str]]:
     """Returns title, author and licence of each source, as its package states them."""
     record = []
     for style in styles:
@@ -221,7 +223,8 @@ def run(options: Options) -> None:
     held_out = held_out_pairs(
         [entry.name for entry in entries], options.styles, options.num_held_out, options.seed
     )
-    originals, lines = [], []
+    originals: list[np.ndarray] = []
+    lines: list[str] = []
     for entry in tqdm(entries, desc="rasterise", unit="name"):
         for style in options.styles:
             split = "held_out" if (style, entry.name) in held_out else "train"

@@ -91,8 +91,8 @@ def summary(ranks: list[int]) -> dict[str, float]:
 
 def generate(texts: list[str], options: Options) -> np.ndarray:
     """Returns a picture of the exported checkpoint for each text, uint8 [N, P, P, 3], by the AR baseline."""
-    options = LoadOptions(options.model_path, need_drafter=False)
-    pipe = Pipeline.from_pretrained("emoji", device="cpu", precision=options.precision, options=options)
+    loading = LoadOptions(options.model_path, need_drafter=False)
+    pipe = Pipeline.from_pretrained("emoji", device="cpu", precision=options.precision, options=loading)
     sampling = Sampling(temperature=options.temperature, guidance=options.cfg)
     return np.stack(pipe(texts, "ar", sampling=sampling, seed=options.seed, batch_size=BATCH_SIZE).images)
 

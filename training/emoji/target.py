@@ -108,7 +108,7 @@ def code_loss(decoder: Decoder, tokens: Tensor, labels: Tensor, num_codes: int) 
 
     The softmax is over image codes alone.
     """
-    head = decoder.head.weight[IMAGE_FIRST : IMAGE_FIRST + num_codes]
+    head = decoder.head.get_parameter("weight")[IMAGE_FIRST : IMAGE_FIRST + num_codes]
     logits = F.linear(decoder.causal(tokens), head)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 

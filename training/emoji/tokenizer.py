@@ -68,7 +68,8 @@ class Tokenizer:
     """
 
     def __init__(self, config: VQConfig, rate: float, device: torch.device) -> None:
-        self.model = VQModel(config).to(device, memory_format=torch.channels_last)  # 3 times faster on a CPU
+        self.model = VQModel(config).to(device)
+        self.model.to(memory_format=torch.channels_last)  # 3 times faster on a CPU
         self.model.quantize.requires_grad_(False)
         self.book = Codebook(self.model.quantize.embedding.weight.data)
         self.rate, self.device = rate, device
@@ -148,7 +149,8 @@ class Trainer:
             resolution=pictures.size,
         )
         self.tokenizer = Tokenizer(config, options.rate, device)
-        self.perceptual = Perceptual().to(device, memory_format=torch.channels_last)
+        self.perceptual = Perceptual().to(device)
+        self.perceptual.to(memory_format=torch.channels_last)
         weights = [p for p in self.tokenizer.model.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             weights, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
