@@ -3,7 +3,7 @@
 Each is called directly, because the switches by which torch chooses one hold for the whole process, and so
 for the models of other libraries too.
 
-Dimensions: R rows, Hkv key/value heads, M query rows of a key/value head, C slots, E head size.
+Dimensions: R rows, Hkv key/value heads, M query rows of a key/value head, C entries, E head size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Preallocated key/value cache: append in place, attend by a tree mask, compact the accepted path in place.
 
-Dimensions: L layers, R rows (images x guidance branches), C slots of a row, H query heads, Hkv key/value
+Dimensions: L layers, R rows (images x guidance branches), C entries of a row, H query heads, Hkv key/value
 heads, G = H / Hkv, E head size, N nodes of a pass, M nodes of a tree so far.
 """
 
@@ -29,18 +29,18 @@ def aligned(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """The places of a pass's N nodes in the cache, and the slots that each node may attend to.
+    """The places of a pass's N nodes in the cache, and the entries that each node may attend to.
 
     The G query heads that share a key/value head are further query rows over the same keys, so that grouped
     heads take the same fused kernel as ungrouped ones. Query row g * N + n is node n in head g of its group:
     with N = 2 nodes and G = 2 heads, the rows are (node 0, head 0), (1, 0), (0, 1), (1, 1).
     """
 
-    slots: Tensor  # [R * N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
+    entries: Tensor  # [R * N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
-    context_len: int  # number of slots that attention reads; no node attends to a later one
-    # Attention takes a call for each: rows of the pass, their rows of the cache, number of slots to read.
+    context_len: int  # number of entries that attention reads; no node attends to a later one
+    # Attention takes a call for each: rows of the pass, their rows of the cache, number of entries to read.
     calls: Sequence[tuple[slice, slice, int]]
     kernel: Attend
 
@@ -71,12 +71,12 @@ class AttentionMetadata:
         return mixed.reshape(rows * nodes, heads * size)
 
     def write(self, store: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes kv [R * N, 2 * Hkv, E] at the pass's slots and returns the keys and the values of the slots
+        """Writes kv [R * N, 2 * Hkv, E] at the pass's entries. Returns the keys and the values of the entries
         read, [R, Hkv, context_len, >= E], as views of the layer `store`."""
         flat = store.view(-1, store.shape[-1])
         if flat.shape[-1] > kv.shape[-1]:
             flat = flat.narrow(-1, 0, kv.shape[-1])
-        flat.index_put_((self.slots,), kv.to(store.dtype))
+        flat.index_put_((self.entries,), kv.to(store.dtype))
         key, value = store.narrow(3, 0, self.context_len).unbind(1)
         return key, value
 
@@ -84,11 +84,11 @@ class AttentionMetadata:
 class KVCache:
     """Keys and values of every layer. A row is one image in one guidance branch; each has a length.
 
-    Invariant: slots [0, length[r]) of row r hold exactly the committed prefix. The rotary position of the
+    Invariant: entries [0, length[r]) of row r hold exactly the committed prefix. The rotary position of the
     next node is position[r]. length and position are one tensor, except in families that leave padding out of
-    the cache: there position runs ahead. Later slots are scratch for the current tree:
+    the cache: there position runs ahead. Later entries are scratch for the current tree:
 
-        slot     0 ....... length - 1 | length ............ length + M - N - 1 | ... length + M - 1
+        entry    0 ....... length - 1 | length ............ length + M - N - 1 | ... length + M - 1
         holds    committed prefix     | nodes of earlier passes over this tree | the N nodes of this pass
 
     Nothing is ever concatenated or reallocated.
@@ -103,7 +103,7 @@ class KVCache:
         axes: AxisPositions | None = None,
         kernel: Attend = sdpa,
     ) -> None:
-        """Makes a cache of store [L, R, 2, Hkv, C, E]. length [R] int64: number of committed slots of each
+        """Makes a cache of store [L, R, 2, Hkv, C, E]. length [R] int64: number of committed entries of each
         row. position [R] int64: given if it differs from length. head_groups: G. axes: given if rotary
         positions have three axes. kernel: computes attention."""
         self.store, self.length, self.head_groups, self.axes = store, length, head_groups, axes
@@ -111,7 +111,7 @@ class KVCache:
         self.position = length if position is None else position
         self._counters = (length,) if position is None else (length, position)
         rows, heads, capacity = store.shape[1], 2 * store.shape[3], store.shape[4]
-        # First slot of each head's keys or values in the flat view of a layer, [R, 1, 2 * Hkv].
+        # First entry of each head's keys or values in the flat view of a layer, [R, 1, 2 * Hkv].
         starts = torch.arange(0, rows * heads * capacity, capacity, device=store.device)
         self._starts = starts.view(rows, 1, heads)
         self._columns = torch.arange(aligned(capacity), device=store.device)
@@ -130,10 +130,10 @@ class KVCache:
         axes: AxisPositions | None = None,
         few_shapes: bool = False,
     ) -> KVCache:
-        """Returns an empty cache for a decoder of this shape. All slots of a head are contiguous, because
+        """Returns an empty cache for a decoder of this shape. All entries of a head are contiguous, because
         attention reads them in this order.
 
-        padded: the cache leaves out the padding of prefixes, so that positions run ahead of slots. On a GPU
+        padded: the cache leaves out the padding of prefixes, so that positions run ahead of entries. On a GPU
         zeros extend every head to a multiple of ALIGNMENT: other sizes have no fused kernel. few_shapes:
         passes over all rows are rounded up to few shapes.
         """
@@ -147,7 +147,7 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Number of slots of a row."""
+        """Number of entries of a row."""
         return self.store.shape[4]
 
     @property
@@ -177,7 +177,7 @@ class KVCache:
         self.store[:, rows] = 0
 
     def begin(self, count: int, padding: int = 0) -> None:
-        """Commits the first `count` slots of an empty cache, without the first `padding` of them. The others
+        """Commits the first `count` entries of an empty cache without the first `padding` of them. The others
         move to the front. The next position is count, as if the padding were there."""
         if padding:
             assert self.position is not self.length, "this cache was not allocated for padding"
@@ -192,16 +192,16 @@ class KVCache:
         """Places N nodes after the committed prefix and the M - N nodes of earlier passes over the tree.
 
         depths [R, N] int64: the rotary positions, counted from that of the next node. ancestors [R, N, M]
-        bool: node n attends to the whole prefix, and to slot length + m where ancestors[r, n, m]; the N nodes
+        bool: node n attends to the whole prefix and to entry length + m where ancestors[r, n, m]; the N nodes
         of this pass are the last of the M. lengths: upper bounds on length that the host knows, so that
         nobody waits for the device. That of row r is lengths[r % len(lengths)]; if it is None, the pass
         leaves the row out, as depths and ancestors do. Raises ValueError if the cache is too small for
-        max(lengths) + M slots.
+        max(lengths) + M entries.
         """
-        nodes, tree_slots = ancestors.shape[1:]
-        context_len = max(length for length in lengths if length is not None) + tree_slots
+        nodes, tree_entries = ancestors.shape[1:]
+        context_len = max(length for length in lengths if length is not None) + tree_entries
         if context_len > self.capacity:
-            raise ValueError(f"the cache has {self.capacity} slots a row, {context_len} are needed")
+            raise ValueError(f"the cache has {self.capacity} entries a row, {context_len} are needed")
         rows = self._rows(lengths)
         length, columns = self.length[rows, None], self._columns
         positions = self.position[rows, None] + depths
@@ -216,16 +216,16 @@ class KVCache:
         tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
         tree_mask.masked_fill_(~ancestors, float("-inf"))
         # The clamp concerns rows alone that nobody reads: they may be longer than their bound.
-        tree_columns = (length + columns[:tree_slots]).clamp(max=context_len - 1)
+        tree_columns = (length + columns[:tree_entries]).clamp(max=context_len - 1)
         mask.scatter_(2, tree_columns[:, None].expand(-1, nodes, -1), tree_mask)
         if self.head_groups > 1:
             mask = mask.repeat(1, self.head_groups, 1)
         return AttentionMetadata(
-            slots=self._flat_slots(length + columns[tree_slots - nodes : tree_slots], rows),
+            entries=self._flat_entries(length + columns[tree_entries - nodes : tree_entries], rows),
             positions=positions,
             mask=mask[:, None, :, :context_len],
             context_len=context_len,
-            calls=self._calls(lengths, context_len, tree_slots),
+            calls=self._calls(lengths, context_len, tree_entries),
             kernel=self.kernel,
         )
 
@@ -238,15 +238,15 @@ class KVCache:
         return to_device(present, self.length.device)
 
     def _calls(
-        self, lengths: Sequence[int | None], context_len: int, tree_slots: int
+        self, lengths: Sequence[int | None], context_len: int, tree_entries: int
     ) -> list[tuple[slice, slice, int]]:
         """Returns AttentionMetadata.calls: on a CPU one for each image that is not left out, which reads no
-        more slots than this image has; elsewhere one for all rows."""
+        more entries than this image has; elsewhere one for all rows."""
         if self.store.device.type != "cpu":
             return [(slice(None), slice(None), context_len)]
         images = [(slot, length) for slot, length in enumerate(lengths) if length is not None]
         return [
-            (slice(place, None, len(images)), slice(slot, None, len(lengths)), length + tree_slots)
+            (slice(place, None, len(images)), slice(slot, None, len(lengths)), length + tree_entries)
             for place, (slot, length) in enumerate(images)
         ]
 
@@ -254,9 +254,9 @@ class KVCache:
         """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.
 
         path [R, A] int64 increases strictly up to count, and path[r, 0] = 0; later passes ignore the entries
-        from count on. count [R] int64. Slot length + path[j] moves to slot length + j. Example, path 0 2 5:
+        from count on. count [R] int64. Entry length + path[j] moves to entry length + j. Example, path 0 2 5:
 
-            slot      length   +1        +2        +3   +4   +5
+            entry     length   +1        +2        +3   +4   +5
             before    node 0   node 1    node 2    3    4    5
             after     node 0   node 2    node 5    free
 
@@ -271,12 +271,12 @@ class KVCache:
             else:
                 path = path[:, 1:]
             length = self.length[:, None]
-            moved = self._flat.index_select(1, self._flat_slots(length + path).flatten())
-            self._flat.index_copy_(1, self._flat_slots(length + place).flatten(), moved)
+            moved = self._flat.index_select(1, self._flat_entries(length + path).flatten())
+            self._flat.index_copy_(1, self._flat_entries(length + place).flatten(), moved)
         for counter in self._counters:
             counter += count
 
-    def _flat_slots(self, slots: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
-        """Returns the indices of slots [R, N] of some rows in the flat view of a layer, for every head of
+    def _flat_entries(self, entries: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
+        """Returns the indices of entries [R, N] of some rows in the flat view of a layer, for every head of
         keys and of values: [R * N, 2 * Hkv] int64."""
-        return (self._starts[rows] + slots[..., None]).flatten(0, 1)
+        return (self._starts[rows] + entries[..., None]).flatten(0, 1)

@@ -196,7 +196,7 @@ class EagleDrafter:
 
     def run(self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
         """Returns the network's outputs [G, B, W, D] for pairs of codes [B, W] and features [G, B, W, D],
-        with depths [B, W] and ancestors [B, W, E]. It writes only cache slots after the committed prefix."""
+        with depths [B, W] and ancestors [B, W, E]. It writes only entries after the committed prefix."""
         depths, ancestors, tokens = (
             by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from models.cache import AttentionMetadata, KVCache
 class ChainMetadata(AttentionMetadata):
     """Metadata of a pass whose nodes are a chain, for flash-attn, which takes no mask."""
 
-    ends: Tensor = field(kw_only=True)  # [R] int32: number of slots of each row, with those of this pass
+    ends: Tensor = field(kw_only=True)  # [R] int32: number of entries of each row, with those of this pass
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         from flash_attn import flash_attn_with_kvcache
@@ -35,6 +35,4 @@ class FlashCache(KVCache):
     def metadata(self, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]) -> ChainMetadata:
         plain = super().metadata(depths, ancestors, lengths)
         ends = (self.length + ancestors.shape[1]).to(torch.int32)
-        return ChainMetadata(
-            plain.slots, plain.positions, plain.mask, plain.context_len, plain.calls, plain.kernel, ends=ends
-        )
+        return ChainMetadata(*(getattr(plain, part.name) for part in fields(plain)), ends=ends)

@@ -139,9 +139,9 @@ def decoding_peak(dims: Dimensions) -> int:
 
 def _cache(config: DecoderConfig, dims: Dimensions) -> int:
     """Returns the bytes of the keys and values of a decoder or a drafter."""
-    slots = dims.images * dims.branches * (dims.prompt + dims.tokens + dims.nodes)
-    entry = 2 * config.num_kv_heads * aligned(config.head_dim)
-    return config.num_layers * slots * entry * dims.element
+    entries = dims.images * dims.branches * (dims.prompt + dims.tokens + dims.nodes)
+    size = 2 * config.num_kv_heads * aligned(config.head_dim)
+    return config.num_layers * entries * size * dims.element
 
 
 def _pixels(dims: Dimensions) -> int:

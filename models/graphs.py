@@ -25,10 +25,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-ROWS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
+BUCKETS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
 # A pass is recorded for a bound on the committed codes: 256, 512, ... for images of up to 2048 codes. The
-# bounds of larger images lie a greater multiple of CONTEXT apart, so that no image has more than BOUNDS.
-CONTEXT, BOUNDS = 256, 8
+# bounds of larger images lie a greater multiple of CONTEXT apart, so that there are MAX_CONTEXTS at most.
+CONTEXT, MAX_CONTEXTS = 256, 8
 
 
 class Recorder(Protocol):
@@ -218,11 +218,11 @@ def contiguous_copy(tensor: Tensor) -> Tensor:
 
 def row_bucket(count: int) -> int:
     """Returns the number of nodes with which a pass over `count` nodes is recorded."""
-    return next((rows for rows in ROWS if rows >= count), -(-count // ROWS[-1]) * ROWS[-1])
+    return next((rows for rows in BUCKETS if rows >= count), -(-count // BUCKETS[-1]) * BUCKETS[-1])
 
 
 def context_bucket(committed: int, size: int) -> int:
     """Returns the bound on committed codes with which a pass is recorded: a multiple of CONTEXT, or the whole
     image of `size` codes."""
-    step = max(1, -(-size // (CONTEXT * BOUNDS))) * CONTEXT
+    step = max(1, -(-size // (CONTEXT * MAX_CONTEXTS))) * CONTEXT
     return min(-(-committed // step) * step, size)

@@ -15,8 +15,8 @@ from models.spec import CKPTS, LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a model. It can be loaded if it has no faults."""
+class Component:
+    """A component of a model: target, drafter or table. It can be loaded if it has no faults."""
 
     name: str
     place: str  # the path or hub id that was checked
@@ -32,7 +32,7 @@ class Part:
             return None
 
 
-def inspect(model: str, options: LoadOptions) -> list[Part]:
+def inspect(model: str, options: LoadOptions) -> list[Component]:
     """Checks a family's target (with its codec and prompts), drafter and table of nearest codes.
 
     No family needs a drafter or a table, so a missing one is a fault only if the options name it. Hub ids are
@@ -42,19 +42,19 @@ def inspect(model: str, options: LoadOptions) -> list[Part]:
     headers = replace(
         options, device="meta", precision="fp32", need_drafter=False, drafter_alignment="published"
     )
-    target = Part("target", options.model_path or _shown(spec.target_folder))
+    target = Component("target", options.model_path or _shown(spec.target_folder))
     loaded = target.check(lambda: load(model, headers))
     if loaded is None:
         place = drafter_path or _shown(spec.drafter_folder)
-        return [target, Part("drafter", place, "not checked: mend the target first")]
+        return [target, Component("drafter", place, "not checked: repair the target first")]
     path = Path(drafter_path) if drafter_path else drafter_folder(spec, find_target(spec, options))
-    drafter = Part("drafter", _shown(path), "" if drafter_path or path.exists() else "not there")
+    drafter = Component("drafter", _shown(path), "" if drafter_path or path.exists() else "not there")
     if not drafter.note:
         loaded = drafter.check(lambda: load(model, replace(headers, need_drafter=True))) or loaded
     table_path = find_table(loaded.tables, loaded.num_codes)
     if table_path is None:
-        return [target, drafter, Part("table", "-", "computed from the codebook")]
-    table = Part("table", _shown(table_path))
+        return [target, drafter, Component("table", "-", "computed from the codebook")]
+    table = Component("table", _shown(table_path))
     table.check(lambda: open_table(table_path, loaded.num_codes))
     return [target, drafter, table]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.transformer import QK_NORM_EPS, Attention, Block, Decoder
 
-ROWS = 64  # a hint for the layout; oneDNN chooses the same one for 2 rows and for some hundreds
+EXPECTED_ROWS = 64  # a hint for the layout; oneDNN chooses the same one for 2 rows and for some hundreds
 # row_invariant() compares passes of so many rows. On a CPU with AMX, products in bf16 differ between most of
 # them, but not between all.
 COMPARED_ROWS = (1, 2, 3, 5, 8, 13, 20, 31, 40, 64, 100, 172, 256)
@@ -50,7 +50,7 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Packs a copy of weight [out, D]; keeps bias [out]."""
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), EXPECTED_ROWS)
         self.bias = None if bias is None else bias.detach()
 
     def __deepcopy__(self, memo: dict) -> Self:

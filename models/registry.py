@@ -13,11 +13,11 @@ from adt_tree.policy import TreeShape
 from models.spec import CKPTS, EMBEDDED_TREE, Fields, ModelSpec, Shapes
 
 VQ_DECODER = "model.vqmodel.decoder."  # prefix of the tensors of a VQ decoder inside a Chameleon checkpoint
-PROMPT = "cls_embedding."  # prefix of the tensors that embed LlamaGen's prompts
+PROMPTS = "cls_embedding."  # prefix of the tensors that embed LlamaGen's prompts
 STAGE_2_CODES = 1024  # codes per image of LlamaGen's stage 2
 
 
-def late(name: str) -> Callable[..., Any]:
+def imported_late(name: str) -> Callable[..., Any]:
     """Returns a function that imports models.MODULE when it is called, and calls its FUNCTION."""
     module, _, function = name.rpartition(".")
 
@@ -47,11 +47,11 @@ def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
     Models of classes, and of image sizes that were not published, count as stage 1. A .pt file of a
     text-to-image model does not state its image size, so it is recognised as neither stage.
     """
-    prompts = {key.removeprefix("model.") for key in shapes if key.removeprefix("model.").startswith(PROMPT)}
+    prompts = {key.removeprefix("model.") for key in shapes if key.removeprefix("model.").startswith(PROMPTS)}
     if not prompts:
         return False
     cells = fields.get("block_size")
-    if f"{PROMPT}embedding_table.weight" in prompts:
+    if f"{PROMPTS}embedding_table.weight" in prompts:
         return name == "llamagen"
     return cells is not None and (cells == STAGE_2_CODES) == (name == "llamagen2")
 
@@ -59,9 +59,9 @@ def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
 EMOJI = ModelSpec(
     name="emoji",
     about="the embedded model",
-    load=late("layouts.chameleon.load"),
+    load=imported_late("layouts.chameleon.load"),
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and has_codec(shapes),
-    decoder_config=late("layouts.chameleon.decoder_config"),
+    decoder_config=imported_late("layouts.chameleon.decoder_config"),
     home=CKPTS / "emoji",
     tree=EMBEDDED_TREE,
     method="self-draft",  # the fastest exact method, by bench
@@ -72,9 +72,9 @@ EMOJI = ModelSpec(
 ANOLE = ModelSpec(
     name="anole",
     about="Anole-7b",
-    load=late("layouts.chameleon.load"),
+    load=imported_late("layouts.chameleon.load"),
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and not has_codec(shapes),
-    decoder_config=late("layouts.chameleon.decoder_config"),
+    decoder_config=imported_late("layouts.chameleon.decoder_config"),
     home=CKPTS / "anole",
     target="Anole-7b-v0.1-hf",
     drafter="trained_drafters/anole_drafter",
@@ -86,9 +86,9 @@ ANOLE = ModelSpec(
 LUMINA_MGPT = ModelSpec(
     name="lumina_mgpt",
     about="Lumina-mGPT-7B",
-    load=late("layouts.chameleon.load"),
+    load=imported_late("layouts.chameleon.load"),
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, True),
-    decoder_config=late("layouts.chameleon.decoder_config"),
+    decoder_config=imported_late("layouts.chameleon.decoder_config"),
     home=CKPTS / "lumina_mgpt",
     target="Lumina-mGPT-7B-768",
     drafter="trained_drafters/LANTERN-Lumina-mGPT-7B-768",
@@ -101,9 +101,9 @@ LUMINA_MGPT = ModelSpec(
 LLAMAGEN = ModelSpec(
     name="llamagen",
     about="LlamaGen's stage 1, or a class-conditional LlamaGen",
-    load=late("layouts.llamagen.load"),
+    load=imported_late("layouts.llamagen.load"),
     recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
-    decoder_config=late("layouts.llamagen.decoder_config"),
+    decoder_config=imported_late("layouts.llamagen.decoder_config"),
     home=CKPTS / "llamagen",
     target="LlamaGen-T2I",
     drafter="trained_drafters/llamagen_drafter",
@@ -122,9 +122,9 @@ LLAMAGEN2 = replace(
 JANUS_PRO = ModelSpec(
     name="janus_pro",
     about="Janus-Pro-1B; 7B by --model_path",
-    load=late("layouts.janus.load"),
+    load=imported_late("layouts.janus.load"),
     recognises=lambda fields, shapes: fields.get("model_type") == "janus",
-    decoder_config=late("layouts.janus.decoder_config"),
+    decoder_config=imported_late("layouts.janus.decoder_config"),
     home=CKPTS / "janus_pro",
     target="Janus-Pro-1B",
     hub="deepseek-community/Janus-Pro-1B",
@@ -137,9 +137,9 @@ JANUS_PRO = ModelSpec(
 EMU3 = ModelSpec(
     name="emu3",
     about="Emu3-Gen",
-    load=late("layouts.emu3.load"),
+    load=imported_late("layouts.emu3.load"),
     recognises=lambda fields, shapes: fields.get("model_type") == "emu3",
-    decoder_config=late("layouts.emu3.decoder_config"),
+    decoder_config=imported_late("layouts.emu3.decoder_config"),
     home=CKPTS / "emu3",
     target="Emu3-Gen-hf",
     hub="BAAI/Emu3-Gen-hf",
@@ -148,14 +148,14 @@ EMU3 = ModelSpec(
     default_size=720,
     top_k=2048,
     method="self-draft",  # no drafter network is published
-    codec=late("layouts.emu3.vqvae"),
+    codec=imported_late("layouts.emu3.vqvae"),
 )
 GLM_IMAGE = ModelSpec(
     name="glm_image",
     about="GLM-Image's autoregressive stage",
-    load=late("layouts.glm_image.load"),
+    load=imported_late("layouts.glm_image.load"),
     recognises=lambda fields, shapes: fields.get("model_type") == "glm_image",
-    decoder_config=late("layouts.glm_image.decoder_config"),
+    decoder_config=imported_late("layouts.glm_image.decoder_config"),
     home=CKPTS / "glm_image",
     target="GLM-Image",
     hub="zai-org/GLM-Image",

@@ -124,7 +124,7 @@ class ARTarget:
     """The Target made of a decoder. Rows may have prefixes of different lengths; the cache holds no padding.
 
     The decoder's head scores the codes alone (Decoder.cut_head). The cache has max_prompt + grid.size +
-    max_nodes slots a row; nothing grows while decoding.
+    max_nodes entries a row; nothing grows while decoding.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ class ARTarget:
 
         committed: the result of bounds(). rows: the number of rows of the pass, if greater than N. Nobody
         reads the added rows, which attend to the prefix and to themselves. The result is zero for slots that
-        the pass leaves out. A pass writes only slots after the committed prefix, so running it twice has the
-        effect of running it once.
+        the pass leaves out. A pass writes only entries after the committed prefix, so running it twice does
+        what running it once does.
         """
         nodes = codes.shape[1]
         added = rows - nodes

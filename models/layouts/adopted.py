@@ -22,7 +22,7 @@ from models.registry import spec_of
 from models.spec import Checkpoint, LoadOptions
 
 # model_type -> model family
-FAMILIES = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}
+FAMILY_OF = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}
 # model_type -> layout, of the families whose images transformers' `generate` can make
 WITH_IMAGE_TOKENS = {"emu3": emu3, "glm_image": glm_image}
 
@@ -34,7 +34,7 @@ def image_tokens(model: Any) -> ImageTokens:
     if kind not in WITH_IMAGE_TOKENS:
         raise CheckpointError(
             f"custom_generate: a model of type {kind!r} is not supported, only "
-            f"{', '.join(WITH_IMAGE_TOKENS)} are; Pipeline.from_transformers takes {', '.join(FAMILIES)}"
+            f"{', '.join(WITH_IMAGE_TOKENS)} are; Pipeline.from_transformers takes {', '.join(FAMILY_OF)}"
         )
     return WITH_IMAGE_TOKENS[kind].image_tokens(model.config.to_dict())
 
@@ -51,14 +51,14 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     kind of model, or for one that is spread over several devices.
     """
     kind = getattr(model.config, "model_type", None)
-    if kind not in FAMILIES:
+    if kind not in FAMILY_OF:
         raise CheckpointError(
-            f"a model of type {kind!r} cannot be adopted: the types that can are {', '.join(FAMILIES)}"
+            f"a model of type {kind!r} cannot be adopted: the types that can are {', '.join(FAMILY_OF)}"
         )
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1:
         raise CheckpointError(f"the {kind} model is spread over {len(devices)} devices: load it on one")
-    spec, folder = spec_of(FAMILIES[kind]), Path(model.config._name_or_path or f"the {kind} model")
+    spec, folder = spec_of(FAMILY_OF[kind]), Path(model.config._name_or_path or f"the {kind} model")
     drafter = locate(options.drafter_path) if options.drafter_path else None
     checkpoint = Checkpoint(spec, folder, drafter, model.dtype, devices.pop(), options)
     config, state = model.config.to_dict(), weights_in_memory(model, folder)
