@@ -120,7 +120,6 @@ def decode(
     Raises every UserError before it returns. The iterator alone holds the caches, so that their memory is
     free once it has ended.
     """
-
     prompts = [prompt for prompt in share if not folder.has_record(prompt.name)]
     if not prompts:
         return iter(())

@@ -74,7 +74,7 @@ def parse(body: bytes) -> ImageRequest:
         raise ApiError(400, "the body must be a JSON object")
     for name in fields:
         if name not in ImageRequest.model_fields:
-            raise ApiError(400, f"{ascii(name)}: there is no such field", name, "unknown_parameter")
+            raise ApiError(400, f"{name!a}: there is no such field", name, "unknown_parameter")
     try:
         # OpenAI's clients may send null for a field that is left out.
         request = ImageRequest(**{name: value for name, value in fields.items() if value is not None})

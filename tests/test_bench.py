@@ -80,7 +80,7 @@ def test_lantern_relaxes_every_method_that_takes_it() -> None:
     chosen = configurations(parsed(f"--lantern --temperatures 1 --methods {methods}")).values()
     suffixed = [f"{name.removesuffix('-lantern')}-lantern" for name in methods.split()[:3]]
     assert [method.label for method in chosen] == ["ar", *suffixed, "sjd"]
-    with pytest.raises(UserError, match="^--lantern"):
+    with pytest.raises(UserError, match=r"^--lantern"):
         names("--lantern --methods sjd")
 
 

@@ -97,7 +97,7 @@ def test_what_cannot_be_fetched_is_one_line(hub: Hub, error: Exception, word: st
 def test_without_a_network_the_real_client_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match="owner/name: .*cache"):
+    with pytest.raises(CheckpointError, match=r"owner/name: .*cache"):
         locate("owner/name")
 
 

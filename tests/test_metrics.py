@@ -133,7 +133,7 @@ def test_missing_weights_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
             weights_file(str(source), "--vgg_path")
     (tmp_path / "hub" / "checkpoints" / "vgg16-397923af.pth").write_bytes(b"kept")
     assert weights_file(VGG16, "--vgg_path").read_bytes() == b"kept"
-    with pytest.raises(UserError, match="no_such_package.*requirements-eval"):
+    with pytest.raises(UserError, match=r"no_such_package.*requirements-eval"):
         library("no_such_package.part")
 
 

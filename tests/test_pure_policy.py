@@ -141,7 +141,7 @@ def test_a_new_image_starts_over_and_slots_are_apart() -> None:
     ],
 )  # fmt: skip
 def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:
-    with pytest.raises(ValueError, match="adt|adaptive tree"):
+    with pytest.raises(ValueError, match=r"adt|adaptive tree"):
         AdaptiveTree(**{**START, **wrong})
 
 

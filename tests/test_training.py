@@ -232,7 +232,7 @@ def test_an_exported_checkpoint_can_be_trained_further(work: Path) -> None:
         shutil.copy(work / name, restored / name)
     after = train(restored, "--max_pictures", "24", "--precision", "bf16")
     assert (after["step"], after["pictures"], after["fresh_from"]) == (6, 24, 3)
-    with pytest.raises(UserError, match="tokenizer.pt"):
+    with pytest.raises(UserError, match=r"tokenizer.pt"):
         stage("restore", restored, "--start", work / "export")
 
 
