@@ -23,9 +23,9 @@ from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from models.family import LoadOptions
 from models.loading import load, pick_graphs
 from models.model import Model
-from models.spec import LoadOptions
 
 OPTIONS = LoadOptions()
 

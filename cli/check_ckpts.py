@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from adt_tree.errors import UserError
 from cli.options import CheckpointOptions
 from cli.parser import as_written, declare, option, positional
+from models.family import LoadOptions
 from models.registry import SPECS, spec_of
-from models.spec import LoadOptions
 
 
 @declare

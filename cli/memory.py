@@ -8,8 +8,8 @@ from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval.tables import markdown
+from models.family import DTYPE_NAMES
 from models.registry import PUBLISHED
-from models.spec import DTYPE_NAMES
 
 
 @declare

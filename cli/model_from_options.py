@@ -23,10 +23,10 @@ from cli.options import (
     sampling_of,
 )
 from cli.parser import Options
+from models.family import LoadOptions
 from models.loading import load as load_model
 from models.loading import pick_device, pick_graphs
 from models.model import Model
-from models.spec import LoadOptions
 
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 

@@ -11,8 +11,8 @@ from adt_tree.errors import UserError
 from adt_tree.sampling import Sampling
 from cli.parser import Options, as_written, declare, option
 from eval.runs.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
+from models.family import ALIGNMENTS, PRECISIONS, TOP_K, ModelFamily
 from models.registry import SPECS
-from models.spec import ALIGNMENTS, PRECISIONS, TOP_K, ModelSpec
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -46,18 +46,18 @@ def _class_labels(text: str) -> tuple[int, ...]:
     return tuple(map(int, labels))
 
 
-def by_model(usual: object, default: Callable[[ModelSpec], object]) -> str:
+def by_model(usual: object, default: Callable[[ModelFamily], object]) -> str:
     """Returns "; NAME DEFAULT" for --help, for each model whose default differs from the usual one."""
     return "".join(f"; {name} {default(spec)}" for name, spec in SPECS.items() if default(spec) != usual)
 
 
-def sampling_defaults(spec: ModelSpec) -> dict[str, float]:
+def sampling_defaults(spec: ModelFamily) -> dict[str, float]:
     """Returns a model's own values of the options of the distribution, by name."""
     top_k = TOP_K if spec.top_k is None else spec.top_k
     return {"temperature": spec.temperature, "top_k": top_k, "top_p": spec.top_p, "cfg": spec.guidance}
 
 
-def sampling_of(options: Options, spec: ModelSpec) -> Sampling:
+def sampling_of(options: Options, spec: ModelFamily) -> Sampling:
     """Returns the distribution that the options ask for. A value that they leave out is the model's own."""
     given = {name: getattr(options, name, None) for name in sampling_defaults(spec)}
     values = sampling_defaults(spec) | {name: value for name, value in given.items() if value is not None}

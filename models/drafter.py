@@ -138,7 +138,7 @@ class EagleDrafter:
         alignment: str = "published",
     ) -> None:
         """max_depth, max_width: depth and width of the largest tree. alignment: one of
-        models.spec.ALIGNMENTS."""
+        models.family.ALIGNMENTS."""
         self.net, self.target = net, target
         self.device = target.device
         self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()

@@ -21,9 +21,9 @@ from models.checkpoint.meta_init import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder_config import DecoderConfig
 from models.drafter import DrafterNet
+from models.family import CKPTS, DTYPE_NAMES
 from models.graphs import row_bucket
 from models.registry import spec_of
-from models.spec import CKPTS, DTYPE_NAMES
 from models.transformer import Decoder
 
 FP32 = 4

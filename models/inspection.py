@@ -9,9 +9,9 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError
 from models.codecs.nearest_codes import find_table, open_table
+from models.family import CKPTS, LoadOptions
 from models.loading import drafter_folder, find_target, load
 from models.registry import spec_of
-from models.spec import CKPTS, LoadOptions
 
 
 @dataclass(frozen=True, slots=True)

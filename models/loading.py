@@ -17,10 +17,10 @@ from adt_tree.errors import CheckpointError
 from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
+from models.family import ALIGNMENTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
 from models.model import DTYPES, Model
 from models.packed import row_invariant
 from models.registry import SPECS
-from models.spec import ALIGNMENTS, PRECISIONS, Checkpoint, LoadOptions, ModelSpec, home_of
 
 DEFAULTS = LoadOptions()
 
@@ -57,7 +57,7 @@ def load(model: str, options: LoadOptions = DEFAULTS) -> Model:
     return replace(loaded, alignment=options.drafter_alignment or ALIGNMENTS[0])
 
 
-def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
+def _family(model: str, options: LoadOptions) -> tuple[ModelFamily, LoadOptions]:
     """Returns the family that `model` names or belongs to, and the options with the checkpoint's path."""
     if model in SPECS:
         return SPECS[model], options
@@ -75,13 +75,13 @@ def _family(model: str, options: LoadOptions) -> tuple[ModelSpec, LoadOptions]:
 
 
 def component(folder: Path) -> Path:
-    """Returns the model's own folder in a repository that holds other parts too (ModelSpec.parts), or else
+    """Returns the model's own folder in a repository that holds other parts too (ModelFamily.parts), or else
     the folder itself."""
     inner = (folder / spec.parts[0] for spec in SPECS.values() if spec.parts)
     return next((path for path in inner if path.is_dir()), folder)
 
 
-def detect(folder: Path) -> ModelSpec:
+def detect(folder: Path) -> ModelFamily:
     """Returns the family of a checkpoint, recognised by its config.json and the headers of its weights.
 
     Raises CheckpointError if no family, or more than one, recognises it.
@@ -98,14 +98,14 @@ def detect(folder: Path) -> ModelSpec:
     return specs[0]
 
 
-def find_target(spec: ModelSpec, options: LoadOptions) -> Path:
+def find_target(spec: ModelFamily, options: LoadOptions) -> Path:
     """Returns the target's path: --model_path, or the family's folder, or else what the hub has."""
     folder = spec.target_folder
     place = options.model_path or (None if folder.exists() else spec.hub)
     return component(locate(place, options.revision, spec.parts) if place else folder)
 
 
-def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: str) -> Checkpoint:
+def find_files(spec: ModelFamily, options: LoadOptions, device: str, precision: str) -> Checkpoint:
     """Returns the paths of the model's files, and fetches hub ids. CheckpointError if there is no target."""
     folder = find_target(spec, options)
     if not folder.exists():
@@ -117,7 +117,7 @@ def find_files(spec: ModelSpec, options: LoadOptions, device: str, precision: st
     return Checkpoint(spec, folder, drafter, DTYPES[precision], torch.device(device), options)
 
 
-def drafter_folder(spec: ModelSpec, target: Path) -> Path:
+def drafter_folder(spec: ModelFamily, target: Path) -> Path:
     """Returns the default folder of a target's drafter: the one beside the target, or the family's."""
     beside = home_of(target) / "drafter"
     return beside if beside.is_dir() else spec.drafter_folder
@@ -167,7 +167,7 @@ def pick_graphs(asked: bool | None, device: str) -> bool:
     return on_cuda if asked is None else asked
 
 
-def pick_precision(name: str, device: str, spec: ModelSpec) -> str:
+def pick_precision(name: str, device: str, spec: ModelFamily) -> str:
     """Returns the precision that --precision names.
 
     auto is bf16 if the device multiplies it in hardware, else fp16 on a GPU, and on a CPU fp32, which is
@@ -183,7 +183,7 @@ def pick_precision(name: str, device: str, spec: ModelSpec) -> str:
     return "bf16" if in_hardware and not spec.fp32_on_cpu else "fp32"
 
 
-def _check_attention(options: LoadOptions, device: str, precision: str, spec: ModelSpec) -> None:
+def _check_attention(options: LoadOptions, device: str, precision: str, spec: ModelFamily) -> None:
     """Raises CheckpointError if flash-attn is missing, or cannot do this model's attention."""
     option = f"--attention {options.attention}"
     if options.attention != "flash":

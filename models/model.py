@@ -24,12 +24,12 @@ from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
 from models.decoder_config import DecoderConfig
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
+from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
 from models.flash_cache import FlashCache
 from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype, pack
 from models.separators import SeparatorDrafter, SeparatorTarget
-from models.spec import DTYPE_NAMES, Checkpoint, ModelSpec, home_of
 from models.target import UNGUIDED, ARTarget, EncodedPrompt, Execution, PromptEncoder
 from models.transformer import Decoder, compiled_join, join
 
@@ -40,7 +40,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in
 class Model:
     """One loaded checkpoint. Any number of targets and drafters share its weights."""
 
-    spec: ModelSpec
+    spec: ModelFamily
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder

@@ -1,4 +1,4 @@
-"""The table of model families. A new family is one ModelSpec here and, unless another family has the same
+"""The table of model families. A new family is one ModelFamily here and, unless another family has the same
 layout, a reader of its files in models/layouts. torch is not imported before a model is loaded."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.policy import TreeShape
-from models.spec import CKPTS, EMBEDDED_TREE, Fields, ModelSpec, Shapes
+from models.family import CKPTS, EMBEDDED_TREE, Fields, ModelFamily, Shapes
 
 VQ_DECODER = "model.vqmodel.decoder."  # prefix of the tensors of a VQ decoder inside a Chameleon checkpoint
 PROMPTS = "cls_embedding."  # prefix of the tensors that embed LlamaGen's prompts
@@ -56,7 +56,7 @@ def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
     return cells is not None and (cells == STAGE_2_CODES) == (name == "llamagen2")
 
 
-EMOJI = ModelSpec(
+EMOJI = ModelFamily(
     name="emoji",
     about="the embedded model",
     load=imported_late("layouts.chameleon.load"),
@@ -69,7 +69,7 @@ EMOJI = ModelSpec(
     reference=True,
     published=False,
 )
-ANOLE = ModelSpec(
+ANOLE = ModelFamily(
     name="anole",
     about="Anole-7b",
     load=imported_late("layouts.chameleon.load"),
@@ -83,7 +83,7 @@ ANOLE = ModelSpec(
     alignment_unknown=True,
     reference=True,
 )
-LUMINA_MGPT = ModelSpec(
+LUMINA_MGPT = ModelFamily(
     name="lumina_mgpt",
     about="Lumina-mGPT-7B",
     load=imported_late("layouts.chameleon.load"),
@@ -98,7 +98,7 @@ LUMINA_MGPT = ModelSpec(
     method="self-draft",  # needs no drafter network; the published one has not been run
     alignment_unknown=True,
 )
-LLAMAGEN = ModelSpec(
+LLAMAGEN = ModelFamily(
     name="llamagen",
     about="LlamaGen's stage 1, or a class-conditional LlamaGen",
     load=imported_late("layouts.llamagen.load"),
@@ -119,7 +119,7 @@ LLAMAGEN2 = replace(
     target="LlamaGen-T2I-2",
     drafter="trained_drafters/llamagen2_drafter",
 )
-JANUS_PRO = ModelSpec(
+JANUS_PRO = ModelFamily(
     name="janus_pro",
     about="Janus-Pro-1B; 7B by --model_path",
     load=imported_late("layouts.janus.load"),
@@ -134,7 +134,7 @@ JANUS_PRO = ModelSpec(
     method="self-draft",  # no drafter network is published
     reference=True,
 )
-EMU3 = ModelSpec(
+EMU3 = ModelFamily(
     name="emu3",
     about="Emu3-Gen",
     load=imported_late("layouts.emu3.load"),
@@ -150,7 +150,7 @@ EMU3 = ModelSpec(
     method="self-draft",  # no drafter network is published
     codec=imported_late("layouts.emu3.vqvae"),
 )
-GLM_IMAGE = ModelSpec(
+GLM_IMAGE = ModelFamily(
     name="glm_image",
     about="GLM-Image's autoregressive stage",
     load=imported_late("layouts.glm_image.load"),
@@ -170,14 +170,14 @@ GLM_IMAGE = ModelSpec(
     pixels=False,
 )
 FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
-SPECS: dict[str, ModelSpec] = {spec.name: spec for spec in FAMILIES}
+SPECS: dict[str, ModelFamily] = {spec.name: spec for spec in FAMILIES}
 PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
 # Families that bench --random_weights and gpu_check time. Both need the dimensions of a VQ
 # decoder to compute the rows of an image, so families without one are left out.
 RANDOM_WEIGHTS = tuple(name for name in PUBLISHED if SPECS[name].pixels)
 
 
-def spec_of(name: str) -> ModelSpec:
+def spec_of(name: str) -> ModelFamily:
     """Returns the family of that name. Raises CheckpointError if there is none."""
     if name not in SPECS:
         raise CheckpointError(f"there is no model {name}: choose one of {', '.join(SPECS)}")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from models.family import LoadOptions, home_of
 from models.loading import load as load_model
 from models.model import Model
-from models.spec import LoadOptions, home_of
 from tests import published, tiny, tiny_glm_image, tiny_llamagen, tiny_transformers
 from training.new_drafter import default_fields, new_drafter, write_drafter
 

@@ -17,8 +17,8 @@ from adt_tree.tree import root_only_tree
 from adt_tree.verify import Verdict
 from models.acceptance_rates import PROMPT, acceptance_rates
 from models.alignment import Shifted, Unshifted
+from models.family import ALIGNMENTS, LoadOptions
 from models.model import Model
-from models.spec import ALIGNMENTS, LoadOptions
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Refused, Run
 

@@ -21,8 +21,8 @@ from adt_tree.errors import UserError
 from adt_tree.generation.adopted import ADOPTED
 from adt_tree.grid import Grid
 from adt_tree.pipeline import Pipeline
+from models.family import LoadOptions
 from models.layouts.emu3 import CLOSING, NEGATIVE
-from models.spec import LoadOptions
 from tests import tiny_transformers as tiny
 from tests.runs import ROOT
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.checkpoint.weights import Stored
+from models.family import LoadOptions, home_of
 from models.inspection import inspect
-from models.spec import LoadOptions, home_of
 from tests.checkpoints import SIDE, Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from tests.published import edit, rewrite

@@ -15,7 +15,7 @@ from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
-from models.spec import LoadOptions
+from models.family import LoadOptions
 from tests.checkpoints import SIDE, Checkpoints, Tiny
 
 TEXTS = ["a red heart", "sea"]

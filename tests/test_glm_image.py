@@ -19,10 +19,10 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import Stored, read_weights
+from models.family import CKPTS, LoadOptions
 from models.footprint import parts, published_dimensions
 from models.layouts.glm_image import CODEBOOK, grid_of
 from models.loading import load
-from models.spec import CKPTS, LoadOptions
 from tests.checkpoints import Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from tests.methods import check_exact

@@ -20,8 +20,8 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from models.codecs.glm_pixels import CELL, DiffusionDecoder, prior_token_ids
+from models.family import LoadOptions
 from models.loading import load
-from models.spec import LoadOptions
 from tests import tiny_glm_image as tiny
 from tests.conftest import Run
 from tests.test_parity_glm_image import Theirs

@@ -16,8 +16,8 @@ from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
 from models.attention import Attend, cudnn, memory_efficient, sdpa
+from models.family import CKPTS
 from models.graphs import CudaRecorder, GraphRunner
-from models.spec import CKPTS
 from tests import test_distribution as distribution
 from tests.tabular import TabularModel, requests
 from tests.test_graphs import check_results, graphs_of

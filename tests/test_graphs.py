@@ -24,9 +24,9 @@ from adt_tree.records import Decoded
 from adt_tree.rivals.jacobi_window import JacobiWindow
 from adt_tree.roles import Request, run_directly
 from adt_tree.sampling import Sampling
+from models.family import ALIGNMENTS
 from models.graphs import CudaRecorder, GraphRunner, context_bucket, row_bucket
 from models.loading import pick_graphs
-from models.spec import ALIGNMENTS
 from tests import test_engine_separators as separators
 from tests.checkpoints import Checkpoints, load
 from tests.decoding import codes_of

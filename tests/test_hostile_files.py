@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint.weights import read_weights
+from models.family import LoadOptions
 from models.inspection import inspect
 from models.loading import load
-from models.spec import LoadOptions
 from tests.checkpoints import Checkpoints
 
 MARK = Path("executed")

@@ -13,8 +13,8 @@ from huggingface_hub import errors
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import HubId, locate
+from models.family import LoadOptions
 from models.loading import load
-from models.spec import LoadOptions
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from adt_tree.sampling import Sampling
+from models.family import LoadOptions
 from models.layouts.captions import clean
 from models.layouts.llamagen_prompts import T5Text
-from models.spec import LoadOptions
 from tests import tiny_llamagen
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Run

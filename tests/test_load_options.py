@@ -19,9 +19,9 @@ from torch import Tensor
 
 from adt_tree import Pipeline, Sampling
 from adt_tree.errors import CheckpointError
+from models.family import LoadOptions
 from models.loading import load
 from models.packed import packable, row_invariant
-from models.spec import LoadOptions
 from tests.conftest import Refused
 
 

@@ -14,10 +14,10 @@ from adt_tree.errors import CheckpointError
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import read_weights, weights_file
+from models.family import LoadOptions
 from models.loading import detect, find_files, load, pick_device, pick_precision
 from models.model import Model
 from models.registry import SPECS, spec_of
-from models.spec import LoadOptions
 from tests.checkpoints import BUILD, Checkpoints
 from tests.runs import ROOT
 

@@ -18,6 +18,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from cli.memory import table
 from models.checkpoint.weights import read_weights
+from models.family import CKPTS
 from models.footprint import (
     LIBRARIES,
     Dimensions,
@@ -28,7 +29,6 @@ from models.footprint import (
     published_dimensions,
 )
 from models.registry import PUBLISHED, SPECS
-from models.spec import CKPTS
 from tests import tiny
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Command, Refused, Run

@@ -17,9 +17,9 @@ from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from models.family import LoadOptions
 from models.layouts.glm_image import CELL
 from models.loading import load
-from models.spec import LoadOptions
 from models.target import ARTarget, chain_mask
 from tests import tiny_glm_image as tiny
 from tests.golden import close

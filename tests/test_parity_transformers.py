@@ -17,9 +17,9 @@ from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
 from adt_tree.sampling import Sampling, guide
+from models.family import LoadOptions
 from models.layouts import emu3
 from models.loading import load
-from models.spec import LoadOptions
 from tests import tiny_transformers as tiny
 from tests.conftest import Refused, Result
 from tests.golden import close

@@ -14,8 +14,8 @@ from cli.generate_images import Options
 from cli.method_options import method_from
 from cli.train_drafter import Options as Training
 from main import COMMANDS, module_of, pick
+from models.family import CKPTS
 from models.registry import SPECS
-from models.spec import CKPTS
 from tests.runs import ROOT
 
 TRAINING = ROOT / "configs" / "emoji-drafter.yaml"

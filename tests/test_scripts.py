@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from main import COMMANDS, module_of
-from models.spec import CKPTS
+from models.family import CKPTS
 from tests.runs import ROOT
 
 SCRIPTS = ROOT / "scripts"

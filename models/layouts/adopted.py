@@ -14,12 +14,12 @@ from typing import Any
 from adt_tree.errors import CheckpointError
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
+from models.family import Checkpoint, LoadOptions
 from models.image_tokens import ImageTokens
 from models.layouts import chameleon, emu3, glm_image, janus
 from models.layouts.chat import ChatTokenizer
 from models.model import Model
 from models.registry import spec_of
-from models.spec import Checkpoint, LoadOptions
 
 # model_type -> model family
 FAMILY_OF = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}

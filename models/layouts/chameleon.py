@@ -28,9 +28,9 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import DrafterLayout
+from models.family import Checkpoint
 from models.llama_names import decoder_names, published
 from models.model import Model, load_networks
-from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder
 

@@ -25,11 +25,11 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import LLAMA
+from models.family import Checkpoint
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import decoder_names, published
 from models.model import Model, load_networks
-from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder, token_prompts
 from models.transformer import Decoder
 

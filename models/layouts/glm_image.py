@@ -30,11 +30,11 @@ from models.checkpoint.weights import Weights, read_weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import LLAMA
+from models.family import Checkpoint, ModelFamily
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import POST_NORM_BLOCK, decoder_names, published
 from models.model import Model, load_networks
-from models.spec import Checkpoint, ModelSpec
 from models.target import Prompt, PromptEncoder, token_prompts
 from models.transformer import Decoder
 
@@ -165,7 +165,7 @@ def processor_folder(folder: Path) -> Path:
     return folder if inside or not beside.is_dir() else beside
 
 
-def with_generation(spec: ModelSpec, fields: Mapping[str, Any], source: str) -> ModelSpec:
+def with_generation(spec: ModelFamily, fields: Mapping[str, Any], source: str) -> ModelFamily:
     """Returns the family with the defaults of sampling that a generation_config.json states. CheckpointError
     for a value out of range."""
     names = ("temperature", "top_p", "top_k")

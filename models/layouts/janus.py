@@ -28,10 +28,10 @@ from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
 from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import LLAMA
+from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import Names, gather, layer_names, scatter
 from models.model import Model, load_networks
-from models.spec import Checkpoint
 from models.target import Prompt, PromptEncoder
 from models.transformer import Decoder, make_head
 

@@ -23,10 +23,10 @@ from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.decoder_config import DecoderConfig, read_shape
 from models.drafter import DrafterLayout
+from models.family import Checkpoint, home_of
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
 from models.llama_names import decoder_names, original_names, published
 from models.model import Model, load_networks
-from models.spec import Checkpoint, home_of
 from models.target import PromptEncoder
 from models.transformer import Decoder
 

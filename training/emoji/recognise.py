@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from cli.parser import declare, option
-from models.spec import PRECISIONS, LoadOptions
+from models.family import PRECISIONS, LoadOptions
 from training.emoji.bpe import caption
 from training.emoji.losses import efficientnet
 from training.emoji.pictures import Pictures, place, sample_jitter

@@ -1,8 +1,8 @@
 """The description of a model family, and the options of loading a model. No torch, so that options are
 checked at once.
 
-Each family is one ModelSpec in models/registry.py. It holds all that the rest of the program knows about the
-family: where its files lie, how to recognise and read them, and the defaults of decoding.
+Each family is one ModelFamily in models/registry.py. It holds all that the rest of the program knows about
+the family: where its files lie, how to recognise and read them, and the defaults of decoding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LoadOptions:
 class Checkpoint:
     """The paths of one model's files on this disk, and the dtype, device and options to read them with."""
 
-    spec: ModelSpec
+    spec: ModelFamily
     folder: Path  # the target's folder or file
     drafter: Path | None  # folder; None: load no drafter
     dtype: torch.dtype  # type of weights and activations; the codec stays fp32
@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelFamily:
     """All that distinguishes a model family, except for the mathematics of its networks."""
 
     name: str  # value of --model
