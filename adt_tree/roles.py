@@ -61,7 +61,7 @@ class Client(Protocol):
 
     @property
     def gone(self) -> bool:
-        """True if nobody waits for the image any more. It then leaves its slot before the next step."""
+        """True if the image is no longer wanted. It then leaves its slot before the next step."""
 
     def fail(self, error: FloatingPointError) -> None:
         """Called if the logits of the image are not numbers. The image then leaves its slot unfinished."""
@@ -75,7 +75,7 @@ class Request:
     prompt: Any
     seed: int
     sampling: Sampling | None = None  # None: the engine's
-    client: Client | None = None  # None: nobody leaves before the image is finished, and a fault ends the run
+    client: Client | None = None  # None: the image is always finished, and a fault ends the run
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from adt_tree.relax import Relaxation
 from adt_tree.tree import DraftTree, rows_at
 
 TINY = torch.finfo(torch.float32).tiny  # replaces a divisor of 0 where the quotient is not used
-LEAST = 1e-25  # total mass below which fp32 cannot represent the proportions of its parts
+MIN_MASS = 1e-25  # total mass below which fp32 cannot represent the proportions of its parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ class Rejection:
         """
         without = q.scatter(-1, code, 0.0)
         total = without.sum(-1, keepdim=True)
-        return torch.where(total > LEAST, without / total.clamp_min(LEAST), 0.0)
+        return torch.where(total > MIN_MASS, without / total.clamp_min(MIN_MASS), 0.0)
 
     def _renormalise(self, left: Tensor, p: Tensor) -> Tensor:
         """Returns left / sum(left); where nothing is left, p (in the released code: uniform)."""

@@ -45,10 +45,10 @@ LAUNCHES = {
     "llamagen self-draft-lantern graphs greedy 4": 16,
     "llamagen2 adt-tree graphs sampled 1": 25,
     "janus_pro ar graphs sampled 4": 12,
-    "emu3 adt-self-draft eager sampled 1": 354,
+    "emu3 adt-self-draft eager sampled 1": 351,
     "llamagen_c2i self-draft eager greedy 4": 293,
     "glm_image adt-self-draft-lantern eager sampled 1": 338,
-    SOUND: 89,
+    SOUND: 86,
 }
 
 
