@@ -15,7 +15,7 @@ from torch import nn
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from models import footprint
-from models.checkpoint.meta_init import on_meta
+from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import Quantizer, VQModel
 from models.drafter import DrafterNet
 from models.footprint import Dimensions

@@ -194,7 +194,7 @@ class KVCache:
         depths [R, N] int64: the rotary positions, counted from that of the next node. ancestors [R, N, M]
         bool: node n attends to the whole prefix and to entry length + m where ancestors[r, n, m]; the N nodes
         of this pass are the last of the M. lengths: upper bounds on length that the host knows, so that
-        nobody waits for the device. That of row r is lengths[r % len(lengths)]; if it is None, the pass
+        it need not wait for the device. That of row r is lengths[r % len(lengths)]; if it is None, the pass
         leaves the row out, as depths and ancestors do. Raises ValueError if the cache is too small for
         max(lengths) + M entries.
         """
@@ -215,7 +215,7 @@ class KVCache:
         mask.masked_fill_((columns[: shape[2]] >= length)[:, None], float("-inf"))
         tree_mask = torch.zeros(ancestors.shape, dtype=mask.dtype, device=mask.device)
         tree_mask.masked_fill_(~ancestors, float("-inf"))
-        # The clamp concerns rows alone that nobody reads: they may be longer than their bound.
+        # The clamp concerns unused rows alone, which may be longer than their bound.
         tree_columns = (length + columns[:tree_entries]).clamp(max=context_len - 1)
         mask.scatter_(2, tree_columns[:, None].expand(-1, nodes, -1), tree_mask)
         if self.head_groups > 1:

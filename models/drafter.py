@@ -26,7 +26,7 @@ from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import require
+from models.checkpoint.stored_module import require
 from models.checkpoint.weights import read_weights
 from models.decoder_config import DecoderConfig, read_shape
 from models.llama_names import drafter_names, published

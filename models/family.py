@@ -107,7 +107,7 @@ class ModelFamily:
     top_p: float = 1.0  # published default of --top_p
     method: str = "eagle-2"  # default of --method
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
-    alignment_unknown: bool = False  # nobody published in which alignment its drafters were trained
+    alignment_unknown: bool = False  # it is not published in which alignment its drafters were trained
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
     codec: Callable[[Fields], Any] | None = None  # vq_config -> the codec; None: that of models.codecs.vq

@@ -17,7 +17,7 @@ from torch import nn
 
 from adt_tree.errors import CheckpointError, UserError
 from models.cache import aligned
-from models.checkpoint.meta_init import on_meta
+from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder_config import DecoderConfig
 from models.drafter import DrafterNet

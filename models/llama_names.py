@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint.meta_init import StoredModule
+from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
 from models.decoder_config import DecoderConfig
 

@@ -17,7 +17,7 @@ from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
-from models.checkpoint.meta_init import StoredModule
+from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table

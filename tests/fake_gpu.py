@@ -24,7 +24,7 @@ import adt_tree.batch
 import adt_tree.tree
 from adt_tree.noise import ROWS, NoiseTable
 from adt_tree.policy import TreeShape
-from models.checkpoint.meta_init import on_meta
+from models.checkpoint.stored_module import on_meta
 from models.graphs import tensors_in
 
 GPU = torch.device("meta")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint import weights as module
-from models.checkpoint.meta_init import StoredModule, mismatches, require
+from models.checkpoint.stored_module import StoredModule, mismatches, require
 from models.checkpoint.weights import read_weights
 from models.registry import EMOJI
 from tests import tiny

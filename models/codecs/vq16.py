@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import StoredModule, on_meta, require
+from models.checkpoint.stored_module import StoredModule, on_meta, require
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
 

@@ -23,7 +23,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, read_config, read_tokenizer, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import StoredModule, require
+from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder_config import DecoderConfig, read_shape

@@ -20,7 +20,7 @@ from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, read_config, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import StoredModule, require
+from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
 from models.decoder_config import DecoderConfig, read_shape

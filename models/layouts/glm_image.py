@@ -25,7 +25,7 @@ from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from models.checkpoint.config import check_integer, integer, integers, positive, read_config, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import require
+from models.checkpoint.stored_module import require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.decoder_config import DecoderConfig, read_shape

@@ -22,7 +22,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import integer, integers, read_config, section
 from models.checkpoint.files import reading
-from models.checkpoint.meta_init import StoredModule, on_meta, require
+from models.checkpoint.stored_module import StoredModule, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names

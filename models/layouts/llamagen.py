@@ -18,7 +18,7 @@ from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, positive, read_config
 from models.checkpoint.files import reading
 from models.checkpoint.hub import locate
-from models.checkpoint.meta_init import StoredModule, require
+from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.decoder_config import DecoderConfig, read_shape
