@@ -149,22 +149,6 @@ def test_overflow_is_refused_with_the_time_to_wait(live: Running, slow: list[flo
         assert len(first.result().json()["data"]) == 10
 
 
-def test_health_while_it_decodes(live: Running, pipe: Pipeline) -> None:
-    """Pictures of a stream are made meanwhile, too. Nearly every answer comes at once."""
-    body = {"prompt": PROMPT, "n": 8, "method": "ar"}
-    with ThreadPoolExecutor(2) as pool:
-        decoding = [pool.submit(live.post, body), pool.submit(live.post, {**body, "n": 2, **ROWS})]
-        wait_for(lambda: flying(live) == 2)
-        waits = []
-        with httpx.Client() as client:
-            while not all(answer.done() for answer in decoding):
-                started = time.perf_counter()
-                assert client.get(f"{live.site}/health").status_code == 200
-                waits.append(time.perf_counter() - started)
-        assert [answer.result().status_code for answer in decoding] == [200, 200]
-    assert sorted(waits)[len(waits) * 9 // 10] < 0.1, max(waits)
-
-
 def test_logits_that_are_no_numbers(live: Running, pipe: Pipeline, slow: list[float]) -> None:
     """One prompt has a token whose embedding is NaN. It fails alone, and its slot makes images again."""
     slow[0], figures = 0.02, live.figures
