@@ -63,6 +63,7 @@ class BatchSlots:
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
+        self._cells = [0] * target.slots  # cells that each image has committed, row ends included
         self._exhausted, self._releases = False, releases
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
         self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
@@ -119,7 +120,7 @@ class BatchSlots:
         except FloatingPointError as error:
             self._fail(slot, request, error)
             return
-        self.last_codes[slot], self.seeds[slot] = code, request.seed
+        self.last_codes[slot], self.seeds[slot], self._cells[slot] = code, request.seed, 1
         self._slots[slot], self._requests[slot] = Decoded(request.name, request.seed, [int(code)]), request
 
     def _fail(self, slot: int, request: Request | None, error: FloatingPointError) -> None:
@@ -131,6 +132,7 @@ class BatchSlots:
 
     def _free(self, slot: int) -> None:
         self._slots[slot] = self._requests[slot] = None
+        self._cells[slot] = 0
         self._sampling.release(slot)
         self._release(slot)
 
@@ -150,26 +152,24 @@ class BatchSlots:
 
     @property
     def positions(self) -> Tensor:
-        """Position of the first code that each image has not committed, [B] int64; the last position of the
+        """Position of the first cell that each image has not committed, [B] int64; the last position of the
         grid for an idle slot."""
-        last = self.grid.size - 1
-        open_positions = [last if image is None else len(image.codes) for image in self._slots]
-        return to_device(open_positions, self.device)
+        return to_device([cells or self.grid.length - 1 for cells in self._cells], self.device)
 
     @property
     def committed(self) -> list[int]:
-        """Number of image codes in each slot's prefix: all but the newest, which the target has not read yet;
-        0 for an idle slot."""
-        return [0 if image is None else len(image.codes) - 1 for image in self._slots]
+        """Number of cells in each slot's prefix: all but the newest, which the target has not read yet; 0 for
+        an idle slot."""
+        return [max(cells - 1, 0) for cells in self._cells]
 
     def shapes(self, policy: Policy) -> list[TreeShape]:
         """Returns the policy's tree shape for each slot, cut so that no tree reaches past the end of its
         image. Idle slots have no room for a node."""
         shapes = [ROOT_ONLY] * len(self._slots)
-        roots = {slot: len(image.codes) - 1 for slot, image in self.active()}
+        roots = {slot: self._cells[slot] - 1 for slot, _ in self.active()}
         for slot, shape in policy.shapes(roots).items():
             # The target itself chooses the code at the last position.
-            shapes[slot] = shape.cut(self.grid.size - 2 - roots[slot])
+            shapes[slot] = shape.cut(self.grid.length - 2 - roots[slot])
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
@@ -180,7 +180,7 @@ class BatchSlots:
     def advance(
         self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
     ) -> StepOutput:
-        """Appends the codes that a step committed to their images.
+        """Appends the codes that a step committed to their images, without row ends.
 
         top1 [B, N]: log-probability of the most probable code after every node. started: the clock at the
         beginning of the step. An image with NaN among the log-probabilities on its path leaves its slot;
@@ -192,11 +192,13 @@ class BatchSlots:
         for slot, image in self.active():
             count, drafted = map(int, table[slot][:2])
             codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
-            position, shape = len(image.codes), shapes[slot]
+            position, shape = self._cells[slot], shapes[slot]
             if any(map(math.isnan, best)):
                 self._fail(slot, self._requests[slot], nan_error(image.name, position))
                 continue
-            image.codes += map(int, codes)
+            ends = map(self.grid.is_row_end, range(position, position + count))
+            image.codes += [int(code) for code, is_end in zip(codes, ends, strict=True) if not is_end]
+            self._cells[slot] += count
             cell = self.grid.cell(position)
             step = Step(
                 position=position,
@@ -219,7 +221,7 @@ class BatchSlots:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""
         now, finished = time.perf_counter(), []
         for slot, image in self.active():
-            if len(image.codes) >= self.grid.size:
+            if self._cells[slot] >= self.grid.length:
                 image.seconds = now - self._started[slot]
                 self._free(slot)
                 finished.append(image)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, nan_error
-from adt_tree.noise import Noise
+from adt_tree.noise import Noise, PositionNoise
 from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
@@ -40,7 +40,7 @@ def autoregressive(
     verification commits the same codes at the same seed.
     """
     rule, slots = Coupled(noise), BatchSlots(target, requests, [target.release], sampling)
-    noise_table = noise.table(target.slots, target.grid.size, target.device)
+    noise_table = noise.table(target.slots, target.grid, target.device)
     idle = [ROOT_ONLY] * target.slots
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
@@ -59,11 +59,11 @@ def autoregressive(
         yield slots.advance(tree, top1, verdict, idle, clock)
 
 
-def choose(sampling: PassSampling, logits: Tensor, noise: Tensor) -> tuple[Tensor, Verdict]:
+def choose(sampling: PassSampling, logits: Tensor, noise: PositionNoise) -> tuple[Tensor, Verdict]:
     """Returns the log-probability of the most probable code [B, 1], and the verdict for trees that consist of
-    the root: the argmax of log p + G follows it. logits [G, B, 1, V], noise [B, 1, V]."""
-    log_p = log_probs(logits, sampling)
-    return log_p.amax(dim=-1), root_verdict((log_p + noise).argmax(dim=-1))
+    the root: the argmax of log p + G follows it. logits [G, B, 1, V]; noise of that position."""
+    log_p = log_probs(logits, sampling, noise.forced)
+    return log_p.amax(dim=-1), root_verdict((log_p + noise.gumbel).argmax(dim=-1))
 
 
 @torch.inference_mode()
@@ -89,7 +89,7 @@ def speculative(
         return code
 
     slots = BatchSlots(target, requests, [target.release, proposer.release], sampling)
-    noise = rule.noise.table(target.slots, target.grid.size, target.device)
+    noise = rule.noise.table(target.slots, target.grid, target.device)
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed, settings = slots.positions, slots.committed, slots.sampling
@@ -125,17 +125,17 @@ def judge(
     sampling: PassSampling,
     tree: DraftTree,
     logits: Tensor,
-    noise: Tensor,
+    noise: PositionNoise,
     seeds: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor, Verdict]:
-    """Returns the log-probability of the most probable code after every node [B, N], log p + noise [B, N, V],
-    and the verdict of the rule.
+    """Returns the log-probability of the most probable code after every node [B, N], log p + G [B, N, V], and
+    the verdict of the rule.
 
-    noise [B, N, V] is that of the position after each node. logits [G, B, N, V]; seeds, positions [B].
+    noise: of the position after each node. logits [G, B, N, V]; seeds, positions [B].
     """
-    log_p = log_probs(logits, sampling)
-    perturbed = log_p + noise
+    log_p = log_probs(logits, sampling, noise.forced)
+    perturbed = log_p + noise.gumbel
     return log_p.amax(dim=-1), perturbed, rule(tree, log_p, perturbed, seeds, positions)
 
 

@@ -39,7 +39,7 @@ class AutoTree:
         """Returns the shapes to choose from, smallest first. Deeper trees than an image has room for after
         its first step are left out: all steps with them would be cut, and none timed."""
         shapes = [self_drafted(nodes) for nodes in (GPU_SIZES if on_gpu else CPU_SIZES)]
-        return [shape for shape in shapes if shape.depth <= grid.size - 3] or [self_drafted(1)]
+        return [shape for shape in shapes if shape.depth <= grid.length - 3] or [self_drafted(1)]
 
     def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> FastestSize:
         """Returns the policy that chooses among `shapes`."""

@@ -76,8 +76,8 @@ class StreamStep:
     """The part of one target call that concerns one image."""
 
     image: int  # index of its prompt
-    position: int  # of the first code that the step committed; the prompt itself gave the code at position 0
-    codes: list[int]  # committed codes: accepted drafts and the code that the target chose
+    position: int  # number of the first code that the step committed; the prompt itself gave code 0
+    codes: list[int]  # committed codes: accepted drafts and the code that the target chose, without row ends
     step: Step
     tree: TreeView
 
@@ -225,7 +225,8 @@ class Pipeline:
                 views = _views(output)
                 for slot, image in output.images:
                     step, view = image.steps[-1], views[slot]
-                    yield StreamStep(int(image.name), step.position, image.codes[step.position :], step, view)
+                    first = self.model.grid.number(step.position)
+                    yield StreamStep(int(image.name), first, image.codes[first:], step, view)
 
     def requests(
         self, prompts: str | Sequence[str], seed: int | Sequence[int], names: Sequence[str] | None = None

@@ -11,15 +11,15 @@ from typing import Any
 class Step:
     """One target call of one image: a line of steps.jsonl."""
 
-    position: int  # of the first code that the step committed
+    position: int  # of the first cell that the step committed; row ends are cells, too
     row: int  # of that position, in the raster
-    column: int
+    column: int  # the width of the raster for a row end
     depth: int  # levels of the tree that the policy asked for; 0 in the AR baseline
     width: int  # most children of a node of that tree
     nodes: int  # drafted nodes that the target scored; the root is not counted
-    accepted: int  # drafted codes that were accepted; the step committed one code more
+    accepted: int  # drafted cells that were accepted; the step committed one cell more
     ms: float  # wall-clock milliseconds of the step, which all its images share
-    top1: list[float] = field(default_factory=list)  # for each committed code: the largest probability there
+    top1: list[float] = field(default_factory=list)  # for each committed cell: the largest probability there
     budget: int = 0  # most drafted nodes that the policy allowed; 0 in the AR baseline
     raster: int | None = None  # index of the raster of that position; None if the model has only one
 
@@ -45,7 +45,7 @@ class Decoded:
 
     @property
     def tau(self) -> float:
-        """Codes committed per target call."""
+        """Cells committed per target call."""
         return tau([self])
 
     @property
@@ -60,7 +60,7 @@ class Decoded:
 
 
 def tau(images: Iterable[Decoded]) -> float:
-    """Returns codes committed per target call, the mean of accepted + 1 over all steps of the images."""
+    """Returns cells committed per target call, the mean of accepted + 1 over all steps of the images."""
     return _mean([step.accepted + 1 for image in images for step in image.steps])
 
 

@@ -2,7 +2,7 @@
 
 A model family is a Target, and a Drafter if it has a drafter network; a way of drafting is a Proposer. Codes
 are codebook ids everywhere; a target maps them to the token ids of its model. All images in flight share each
-forward pass: row b of every tensor is slot b. The argument `committed` holds the number of image codes in
+forward pass: row b of every tensor is slot b. The argument `committed` holds the number of image cells in
 each slot's prefix, 0 for an idle slot. The host knows these numbers without waiting for the device, so they
 bound how many cache slots attention reads.
 
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.method import Method
-from adt_tree.noise import Noise
+from adt_tree.noise import Noise, PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.relax import Relaxation
 from adt_tree.sampling import PassSampling, Sampling
 from adt_tree.tree import BatchShapes, DraftTree, Topology
 from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule, Verdict
 
-# noise_below(levels) is the noise [B, levels, V] for the codes below the roots; row l is for depth l + 1.
-NoiseBelow = Callable[[int], Tensor]
+# noise_below(levels) is the noise of the `levels` positions below the roots; level l is for depth l + 1.
+NoiseBelow = Callable[[int], PositionNoise]
 Result = TypeVar("Result")
 
 

@@ -119,21 +119,37 @@ def keep_top_p(logits: Tensor, top_p: float | Tensor) -> Tensor:
     return logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
 
 
-def log_probs(logits: Tensor, sampling: PassSampling) -> Tensor:
+def force(log_p: Tensor, forced: Tensor | None) -> Tensor:
+    """Returns log_p [..., V], one-hot on code 0 where `forced` [...] is true; None: nowhere."""
+    if forced is None:
+        return log_p
+    one_hot = log_p.masked_fill(forced[..., None], float("-inf"))
+    one_hot[..., :1].masked_fill_(forced[..., None], 0.0)
+    return one_hot
+
+
+def log_probs(logits: Tensor, sampling: PassSampling, forced: Tensor | None = None) -> Tensor:
     """Returns log p = log softmax(filter(guided / T)) in fp32, [B, ..., V] from logits [G, B, ..., V].
 
     At temperature 0 no filter applies, and the result is log softmax(guided): its argmax is the code, and its
-    values are the confidences by which trees grow and LANTERN's relaxation is measured.
+    values are the confidences by which trees grow and LANTERN's relaxation is measured. forced [B, ...] bool:
+    where the model has no choice, because the position is a row end; log p is one-hot on code 0 there. It is
+    set last, because logits of -inf would make guidance NaN.
     """
+    return force(filtered(logits, sampling).log_softmax(dim=-1), forced)
+
+
+def filtered(logits: Tensor, sampling: PassSampling) -> Tensor:
+    """Returns filter(guided / T) in fp32, [B, ..., V] from logits [G, B, ..., V]."""
     shape = (-1, *[1] * (logits.dim() - 2))
     temperature, guidance, top_p, greedy = (column.view(shape) for column in sampling.numbers.unbind(1))
     guided = guide(logits.float(), guidance)
     if sampling.all_greedy:
-        return guided.log_softmax(dim=-1)
-    filtered = guided / temperature
+        return guided
+    kept = guided / temperature
     if sampling.has_top_p and sampling.top_p_first:
-        filtered = keep_top_p(filtered, top_p)
-    filtered = keep_top_k(filtered, sampling.top_k, greedy if sampling.any_greedy else None)
+        kept = keep_top_p(kept, top_p)
+    kept = keep_top_k(kept, sampling.top_k, greedy if sampling.any_greedy else None)
     if sampling.has_top_p and not sampling.top_p_first:
-        filtered = keep_top_p(filtered, top_p)
-    return filtered.log_softmax(dim=-1)
+        kept = keep_top_p(kept, top_p)
+    return kept

@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     method, prompts = method_from(options), load_prompts(options)
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from eval.runs.process import worker
-    from eval.runs.run_folder import CODES, IMAGE_CODES, RunFolder
+    from eval.runs.run_folder import CODES, IMAGE_CELLS, IMAGE_CODES, RunFolder
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
@@ -65,7 +65,8 @@ def run(options: Options) -> None:
     skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
     share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
     images = decode(options, method, pipe, folder, share)
-    stored = {**resolved_options(options, pipe.model), IMAGE_CODES: pipe.model.grid.size}
+    counts = {IMAGE_CODES: pipe.model.grid.size, IMAGE_CELLS: pipe.model.grid.length}
+    stored = {**resolved_options(options, pipe.model), **counts}
     folder.start(stored)  # nothing is refused from here on
     started = time.perf_counter()
     store(pipe, images, folder, share, silent=rank > 0)
@@ -106,6 +107,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
         **({"drafter_alignment": model.alignment} if model.alignment != "published" else {}),
+        **({"row_ends": "steps count them"} if model.grid.row_ends else {}),
         "precision": model.precision,
         "device": model.device.type,
         "random_seed": options.random_seed,

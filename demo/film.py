@@ -34,7 +34,7 @@ class Pane:
             clock += step["ms"] / 1e3
             if clock > seconds + 1e-9:
                 break
-            calls, codes = calls + 1, step["position"] + step["accepted"] + 1
+            calls, codes = calls + 1, step["position"] + step["codes"]
         pen, size = ImageDraw.Draw(canvas), len(recording.codes)
         pen.text((left, 8), recording.method, INK, ImageFont.load_default(18))
         canvas.paste(HOLE, (left, HEAD, left + SIDE, HEAD + SIDE))

@@ -13,7 +13,7 @@ const EPSILON = 1e-9;  // seconds: sums of step times differ from the total by r
 const state = { time: 0, playing: true, last: 0, run: RUNS.length - 1, step: 0, map: "image" };
 
 const $ = id => document.getElementById(id);
-const committed = step => step.position + step.accepted + 1;  // codes of the image after the step
+const committed = step => step.position + step.codes;  // codes of the image after the step
 const end = Math.max(...RUNS.map(run => run.seconds));
 
 function make(name, parent, text = "", className = "") {
@@ -194,12 +194,12 @@ function drawMap(run, step) {
 }
 
 function summarise(run, step) {
-  const codes = step.accepted + 1;
+  const codes = step.codes;
   const tree = step.tree ? `It drafted ${step.nodes} nodes up to ${step.depth} levels deep; the target accepted `
     + `${step.accepted} and added one code of its own.` : "It drafts nothing: one code per target call.";
   const place = run.rasters.length > 1 ? `in raster ${rasterOf(run, step.position) + 1}, ` : "";
   $("summary").textContent = `Step ${state.step + 1} of ${run.steps.length}, ${place}at row ${step.row + 1}, `
-    + `column ${step.column + 1}: ${codes} code${codes > 1 ? "s" : ""} in ${step.ms.toFixed(1)} ms. ${tree}`;
+    + `column ${step.column + 1}: ${codes} code${codes === 1 ? "" : "s"} in ${step.ms.toFixed(1)} ms. ${tree}`;
 }
 
 // Places nodes as [level, line], levels from left to right. A first child continues its parent's line; every other

@@ -28,7 +28,7 @@ PREFIX = "race_"  # a folder of generate_images keeps the recording of image NAM
 MAX_FRAMES, MAX_SIDE = 48, 256  # number of partial images in a recording, and their longer side in pixels
 COLUMNS = 8  # partial images per row of the sheet
 SHEET_START = "data:image/webp;base64,"
-STEP_FIELDS = ("position", "row", "column", "depth", "width", "nodes", "accepted", "ms")
+STEP_FIELDS = ("row", "column", "depth", "width", "nodes", "accepted", "ms")
 NUMBERS = (int, float)
 
 
@@ -45,7 +45,9 @@ class Recording:
     seconds: float  # sum of all steps; the pass over the prompt is not included
     codes: list[int]
     pixels: str  # hash of the finished image's pixels
-    steps: list[dict[str, Any]]  # STEP_FIELDS, and tree: None or codes, parents, depths, probability, path
+    # STEP_FIELDS; position, codes: number of the first committed code, and how many the step committed; and
+    # tree: None or codes, parents, depths, probability, path.
+    steps: list[dict[str, Any]]
     frames: dict[str, Any]  # sheet (a WebP as data URI), columns, size, counts: number of codes in each frame
 
 
@@ -68,7 +70,8 @@ class Recorder:
         if len(step.tree.codes) > 1:
             tree = {key: list(getattr(step.tree, key)) for key in ("codes", "parents", "depths", "path")}
             tree["probability"] = [round(math.exp(value), 4) for value in step.tree.confidence]
-        self.steps.append({**{name: values[name] for name in STEP_FIELDS}, "tree": tree})
+        committed = {"position": step.position, "codes": len(step.codes)}
+        self.steps.append({**committed, **{name: values[name] for name in STEP_FIELDS}, "tree": tree})
 
     def finish(self) -> Recording:
         """Returns the recording of a complete image. Decodes the partial images, which takes a while."""
@@ -90,7 +93,7 @@ class Recorder:
 
     def _frames(self, final: Image.Image) -> dict[str, Any]:
         """Returns one sheet with the image after some of the steps, evenly spread and including the last."""
-        ends = [step["position"] + step["accepted"] + 1 for step in self.steps]
+        ends = [step["position"] + step["codes"] for step in self.steps]
         stride = -(-len(ends) // MAX_FRAMES)
         counts = [1, *ends[::-stride][::-1]]  # counted back from the last step
         shrink = min(1.0, MAX_SIDE / max(final.size))
@@ -125,6 +128,8 @@ def read(path: Path) -> Recording:
     content = read_json(path, remedy)
     with reading(path, remedy):
         recording = Recording(**content)
+        for step in recording.steps:  # earlier versions counted no row ends, and did not store `codes`
+            step.setdefault("codes", step["accepted"] + 1)
         _check(recording)
     return recording
 
@@ -135,7 +140,7 @@ def _check(recording: Recording) -> None:
     sides = [recording.grid] if isinstance(recording.grid[0], int) else recording.grid
     texts = (recording.method, recording.prompt, recording.settings, recording.pixels, frames["sheet"])
     numbers = [recording.seconds, *frames["size"], *frames["counts"]]
-    numbers += [step[name] for step in recording.steps for name in STEP_FIELDS]
+    numbers += [step[name] for step in recording.steps for name in ("position", "codes", *STEP_FIELDS)]
     if not (
         recording.steps
         and sum(rows * columns for rows, columns in sides) == len(recording.codes)

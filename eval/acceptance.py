@@ -22,9 +22,9 @@ COUNTS = (CODES, "depth", "width")
 
 def maps(steps: Sequence[dict[str, Any]], grid: Grid) -> dict[str, np.ndarray]:
     """Returns maps [height, width] of one image by their name; NaN in cells that no step generated. Several
-    rasters lie side by side, one empty column apart, from the first on the left.
+    rasters lie side by side, one empty column apart, from the first on the left. Row ends have no place.
 
-    "codes per call", "depth", "width": how many codes the target call that generated the cell committed, and
+    "codes per call", "depth", "width": how many cells the target call that generated the cell committed, and
     the shape of its draft tree. "top1", where all steps hold it: the target's largest probability there.
     """
     kinds = (*COUNTS, TOP1) if all(step.get(TOP1) for step in steps) else COUNTS
@@ -35,6 +35,8 @@ def maps(steps: Sequence[dict[str, Any]], grid: Grid) -> dict[str, np.ndarray]:
         count = step["accepted"] + 1
         for index in range(count):
             row, column, raster = grid.cell(step["position"] + index)
+            if column == grid.rasters[raster].width:
+                continue
             cell = row, left[raster] + column
             for kind, value in zip(COUNTS, (count, step["depth"], step["width"]), strict=True):
                 by_kind[kind][cell] = value
@@ -55,12 +57,10 @@ def average(folder: Path) -> dict[str, Any]:
     if not by_image:
         raise UserError(f"{folder} holds no records of images; run generate_images on it again")
     try:
-        grids = {grid_of(steps) for steps in by_image.values()}
-        if len(grids) > 1:
-            sides = ", ".join(sorted(str(grid.sides) for grid in grids))
-            raise UserError(f"{folder}: images of several grids ({sides}); give runs of one model")
-        (grid,) = grids
-        image_maps = [maps(steps, grid) for steps in by_image.values()]
+        grids = [grid_of(steps) for steps in by_image.values()]
+        if len(sides := sorted({str(grid.sides) for grid in grids})) > 1:
+            raise UserError(f"{folder}: images of several grids ({', '.join(sides)}); give runs of one model")
+        image_maps = [maps(steps, grid) for steps, grid in zip(by_image.values(), grids, strict=True)]
         calls = [step["accepted"] + 1 for steps in by_image.values() for step in steps]
     except UserError:
         raise
@@ -84,24 +84,31 @@ def average(folder: Path) -> dict[str, Any]:
 
 def grid_of(steps: Sequence[dict[str, Any]]) -> Grid:
     """Returns the rasters of an image, derived from its steps. Raises UserError if the steps disagree, or if
-    too few of them began in a raster to tell its size."""
+    too few of them began in a raster to tell its size.
+
+    With row ends there is one after every row but the last, so the last row is a position shorter.
+    """
     end, rasters = max(step["position"] + step["accepted"] + 1 for step in steps), list[Raster]()
     for number in range(max(step.get("raster", 0) for step in steps), -1, -1):
         inside = [step for step in steps if step.get("raster", 0) == number]
-        # The position of the first cell of a row is start + row * width, so two rows give width and start.
+        # The first cell of a row is at start + row * stride, so two rows give stride and start.
         rows = {step["row"]: step["position"] - step["column"] for step in inside}
         if number == 0:
             rows[0] = 0
         if not rows or (len(rows) == 1 and 0 not in rows):
             raise UserError(f"the steps do not tell the size of raster {number}: too few of them began in it")
         low, high = min(rows), max(rows)
-        width = (rows[high] - rows[low]) // (high - low) if high > low else end - rows[low]
-        start = rows[low] - low * width
-        if width < 1 or (end - start) % width:
-            raise UserError(f"{end - start} codes in rows of {width}: these steps are not those of one image")
-        rasters.insert(0, Raster((end - start) // width, width))
+        stride = (rows[high] - rows[low]) // (high - low) if high > low else end - rows[low]
+        start = rows[low] - low * stride
+        row_ends = stride > 1 and (end - start) % stride == stride - 1
+        if stride < 1 or (end - start + row_ends) % stride:
+            raise UserError(
+                f"{end - start} cells in rows of {stride}: these steps are not those of one image"
+            )
+        rasters.insert(0, Raster((end - start + row_ends) // stride, stride - row_ends, row_ends))
         end = start
-    return Grid(rasters[-1].height, rasters[-1].width, before=tuple(rasters[:-1]))
+    *before, image = rasters
+    return Grid(image.height, image.width, tuple(before), image.row_ends)
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float | None:

@@ -51,7 +51,7 @@ class TransformersDecoder:
         """net: may be shared with other decoders. Every decoder has its own cache."""
         self.net, self.model, self.sampling = net, model, sampling
         noise = Noise(model.num_codes, silent=sampling.greedy)
-        self.noise = noise.table(1, model.grid.size, net.device)
+        self.noise = noise.table(1, model.grid, net.device)
         self.capacity = max_prompt + model.grid.size
         self.cache = StaticCache(config=net.config, max_cache_len=self.capacity)
 
@@ -81,7 +81,7 @@ class TransformersDecoder:
         for number in range(self.model.grid.size):
             logits = self._pass(tokens, unpadded[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)
-            code = (log_probs(logits[:, None, None], settings) + self.noise.at(at)).argmax()
+            code = (log_probs(logits[:, None, None], settings) + self.noise.at(at).gumbel).argmax()
             yield int(code)
             tokens = (code + self.model.first_code).expand(rows, 1)
             positions = width + number - pad

@@ -50,7 +50,7 @@ def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) ->
 
 def middle_rows(dims: Dimensions, codes: int) -> tuple[Grid, int]:
     """Returns a grid of about `codes` codes, the rows in the middle of an image, and the number of tokens in
-    front of it: the prompt, and the rows above with their separators. With a prompt of that length the
+    front of it: the prompt, and the rows above with their row ends. With a prompt of that length the
     caches are as full as in the middle of an image."""
     assert dims.vq is not None, "a family with pixels"
     side = dims.side // dims.vq.patch_size
@@ -78,7 +78,7 @@ def middle_of_image(
 def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, device: torch.device) -> Model:
     """Returns a model of the family `name` whose decoder and drafter have the dimensions of `dims`.
 
-    grid: rows and columns of its images. Rows end in a separator token if `dims` has more tokens than codes.
+    grid: rows and columns of its images. Its rows have row ends if `dims` has more tokens than codes.
     """
     drafter_config = dims.drafter
     decoder = _filled(lambda: Decoder(dims.decoder), dtype, device)
@@ -96,18 +96,17 @@ def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, de
         codec = cast(VQModel, on_meta(lambda: VQModel(vq)))
         codec.quantize = _filled(lambda: Quantizer(vq), torch.float32, device)
         if dims.tokens != (dims.side // vq.patch_size) ** 2:
-            row_end = first + codes
+            row_end, grid = first + codes, replace(grid, row_ends=True)
     return Model(
         spec=spec,
         grid=grid,
-        prompts=random_prompts(first, codes, row),
+        prompts=replace(random_prompts(first, codes, row), row_end=row_end),
         decoder=decoder,
         codec=codec,
         drafter_net=drafter,
         weights_sha="random",
         drafter_sha=None if drafter is None else "random",
         drafter_layout=CHAMELEON,
-        row_end=row_end,
         latents=latents,
     )
 

@@ -29,10 +29,10 @@ def acceptance_rates(model: Model) -> dict[str, float]:
     net, sampling = model.drafter_net, Sampling(1.0, 0, 1.0, model.spec.guidance)
     if net is None:
         raise CheckpointError(f"model {model.name} was loaded without a drafter: pass --drafter_path")
-    # The image has one row, because some families have separators between rows.
+    # The image has one row, so it has no row ends.
     cells = min(CELLS, model.grid.rasters[0].width - 1)
     prompt = model.encode("0" if model.prompts.num_classes else PROMPT)
-    grid, ids = Grid(1, cells + 1), model.code_ids
+    grid, ids = Grid(1, cells + 1), model.cell_ids
     pack(model.decoder)
     target = ARTarget(model.decoder, grid, ids, 1, sampling.branches, prompt.length, max_nodes=cells)
     request, noise = Request("drafter alignment", prompt, seed=0), Noise(model.num_codes, silent=False)

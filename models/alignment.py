@@ -21,6 +21,8 @@ from models.target import ARTarget
 class Shifted:
     """Pairs each feature with the token after it."""
 
+    behind = 0  # entries by which a cell's code stands later than in this alignment
+
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         """Returns the tokens that are paired with a prompt's features, for all features but the last. That
         one is paired by committed(), once the first code is known."""
@@ -29,8 +31,7 @@ class Shifted:
     def committed(self, codes: Tensor, count: Tensor) -> Tensor:
         """Returns the codes [B, A] to pair with the features from which the target generated `codes` [B, A].
 
-        The first count [B] codes of a row are valid, perhaps none. Separators are codes here too: token id
-        less first_code.
+        The first count [B] codes of a row are valid, perhaps none.
         """
         return codes
 
@@ -41,6 +42,8 @@ class Shifted:
 
 class Unshifted:
     """Pairs each feature with its own token: the code before the one that the target generated from it."""
+
+    behind = 1
 
     def __init__(self, slots: int, first_code: int, device: torch.device) -> None:
         self._first_code = first_code

@@ -24,6 +24,7 @@ from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.alignment import pairing
 from models.cache import AttentionMetadata, KVCache
+from models.cell_tokens import CellTokens
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
@@ -144,15 +145,18 @@ class EagleDrafter:
         self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()
         self.alignment = pairing(alignment, target)
         config = net.config
-        capacity = target.max_prompt + target.grid.size + step_entries(max_depth, max_width)
+        capacity = target.max_prompt + target.grid.length + step_entries(max_depth, max_width)
         net.reserve(capacity)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
         one_layer, few = replace(config, num_layers=1), target.few_shapes
         self.cache = KVCache.allocate(one_layer, rows, capacity, dtype, self.device, few_shapes=few)
+        self._cells = CellTokens(target.grid, target.ids, target.slots, self.device)
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         for branch, features in enumerate(prefix.features):
             tokens = self.alignment.prompt(slot, prompt.tokens(branch))
+            if not branch:
+                self._cells.begin(slot, len(tokens) + self.alignment.behind)
             cache = self.cache.row(branch * self.target.slots + slot)
             cache.clear()
             if tokens:
@@ -165,41 +169,34 @@ class EagleDrafter:
         self.cache.erase(slice(slot, None, self.target.slots))
 
     def context(self, committed: Sequence[int]) -> int:
-        """Returns a bound on the codes in any slot's prefix. With few_shapes it is the whole image: the cache
+        """Returns a bound on the cells in any slot's prefix. With few_shapes it is the whole image: the cache
         of one layer is small, so reading all of it costs little."""
-        return self.target.grid.size if self.target.few_shapes else max(committed)
+        return self.target.grid.length if self.target.few_shapes else max(committed)
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
         self._most_committed = context
         branches, images, pairs, size = features.shape
         order = torch.arange(pairs, device=self.device).expand(images, -1)
         ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
-        tokens = self.alignment.committed(codes, count)
+        codes = self.alignment.committed(codes, count)
         with part("drafter"):
-            hidden = self.run(tokens, features, order, ancestors)
+            hidden = self.run(codes, features, order, ancestors)
             self.cache.length += by_branch(count, branches)
             last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
             feature = hidden.gather(2, last)[:, :, 0]
             return self.target.logits(feature), feature
 
     def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        return self.expand_at(codes, features, ancestors, torch.full_like(codes, depth))
-
-    def expand_at(
-        self, codes: Tensor, features: Tensor, ancestors: Tensor, depths: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Does what expand() does, with one depth per node: depths [B, W]."""
-        tokens = self.alignment.drafted(codes, ancestors)
+        codes = self.alignment.drafted(codes, ancestors)
         with part("drafter"):
-            hidden = self.run(tokens, features, depths, ancestors)
+            hidden = self.run(codes, features, torch.full_like(codes, depth), ancestors)
             return self.target.logits(hidden), hidden
 
     def run(self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
         """Returns the network's outputs [G, B, W, D] for pairs of codes [B, W] and features [G, B, W, D],
         with depths [B, W] and ancestors [B, W, E]. It writes only entries after the committed prefix."""
-        depths, ancestors, tokens = (
-            by_branch(x, features.shape[0]) for x in (depths, ancestors, codes + self.target.first_code)
-        )
+        tokens = self._cells.ids(codes, self.cache.length, depths)
+        depths, ancestors, tokens = (by_branch(x, features.shape[0]) for x in (depths, ancestors, tokens))
         # After extend() a row has as many entries as the target's row has tokens.
         meta = self.cache.metadata(depths, ancestors, [self._most_committed + self.target.longest_prompt])
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)

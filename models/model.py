@@ -17,6 +17,7 @@ from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.cache import KVCache
+from models.cell_tokens import CellIds
 from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
@@ -29,7 +30,6 @@ from models.flash_cache import FlashCache
 from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.packed import cache_dtype, pack
-from models.separators import SeparatorDrafter, SeparatorTarget
 from models.target import UNGUIDED, ARTarget, EncodedPrompt, Execution, PromptEncoder
 from models.transformer import Decoder, compiled_join, join
 
@@ -49,7 +49,6 @@ class Model:
     weights_sha: str
     drafter_sha: str | None
     drafter_layout: DrafterLayout  # the form of its drafters' config.json
-    row_end: int | None = None  # id of the token after each row of codes; None: rows have no separator
     alignment: str = "published"  # the drafter's pairing of tokens with features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
@@ -93,9 +92,10 @@ class Model:
         return self.prompts.first_code
 
     @property
-    def code_ids(self) -> range:
-        """Token ids of the codes."""
-        return range(self.first_code, self.first_code + self.num_codes)
+    def cell_ids(self) -> CellIds:
+        """Token ids of an image's cells."""
+        codes = range(self.first_code, self.first_code + self.num_codes)
+        return CellIds(codes, self.prompts.row_end)
 
     @property
     def no_codec_message(self) -> str:
@@ -121,7 +121,7 @@ class Model:
 
     def target(
         self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
-    ) -> ARTarget | SeparatorTarget:
+    ) -> ARTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens. Raises UserError if decoding with it needs more memory than the device has free.
 
@@ -130,14 +130,13 @@ class Model:
         """
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
-        tokens, nodes = self._with_row_ends(max_nodes)
-        if self.attention == "flash" and (max_nodes > 1 or self.row_end is not None):
+        if self.attention == "flash" and max_nodes > 1:
             raise UserError(
-                "--attention flash: draft trees and row separators need a mask, which flash-attn lacks; "
-                "use the AR baseline (--method ar) of another model, or --attention sdpa"
+                "--attention flash: draft trees need a mask, which flash-attn lacks; use the AR baseline "
+                "(--method ar), or --attention sdpa"
             )
         check_room(self.dimensions(slots, sampling, max_nodes, max_prompt), self.device, self.precision)
-        codes, rows = self.code_ids, (slots, sampling.branches)
+        ids, rows = self.cell_ids, (slots, sampling.branches)
         run = None
         if self.graphs:
             gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
@@ -149,21 +148,12 @@ class Model:
             cache=FlashCache if self.attention == "flash" else KVCache,
         )
         pack(self.decoder)
-        target = ARTarget(self.decoder, tokens, codes, *rows, max_prompt, nodes, execution)
-        return target if self.row_end is None else SeparatorTarget(target, self.grid, self.row_end)
-
-    def _with_row_ends(self, max_nodes: int) -> tuple[Grid, int]:
-        """Returns the tokens of an image as a grid, and the nodes of a tree of max_nodes nodes, both with the
-        separators of rows."""
-        if self.row_end is None:
-            return self.grid, max_nodes
-        return Grid(self.grid.height, self.grid.width + 1), 2 * max_nodes
+        return ARTarget(self.decoder, self.grid, ids, *rows, max_prompt, max_nodes, execution)
 
     def dimensions(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Dimensions:
         """Returns the dimensions from which models.footprint computes the memory of decoding with such a
         target."""
         net, vq = self.drafter_net, None if self.codec is None else self.codec.config
-        tokens, nodes = self._with_row_ends(max_nodes)
         cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
         return Dimensions(
             decoder=self.decoder.config,
@@ -171,9 +161,9 @@ class Model:
             vq=vq,
             codes=self.num_codes,
             side=round(self.grid.image.size**0.5 * vq.patch_size) if vq else 0,
-            tokens=tokens.size,
+            tokens=self.grid.length,
             prompt=max_prompt,
-            nodes=nodes,
+            nodes=max_nodes,
             images=slots,
             branches=sampling.branches,
             element=cached.itemsize,
@@ -181,20 +171,15 @@ class Model:
             graphs=self.graphs,
         )
 
-    def drafter(self, target: ARTarget | SeparatorTarget, max_depth: int, max_width: int) -> Drafter:
+    def drafter(self, target: ARTarget, max_depth: int, max_width: int) -> Drafter:
         """Returns the drafter beside a target of this model, with room for trees of that depth and width.
 
         Raises CheckpointError if the model was loaded without a drafter.
         """
         if self.drafter_net is None:
             raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
-        tokens = target.tokens if isinstance(target, SeparatorTarget) else target
-        depth = max_depth if tokens is target else 2 * max_depth + 1
         pack(self.drafter_net)
-        drafter = EagleDrafter(self.drafter_net, tokens, depth, max_width, self.alignment)
-        if isinstance(target, SeparatorTarget):
-            return SeparatorDrafter(drafter, target, max_depth)
-        return drafter
+        return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.alignment)
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:
@@ -231,7 +216,6 @@ def load_networks(
     grid: Grid,
     prompts: PromptEncoder,
     codec: VQModel | None,
-    row_end: int | None = None,
 ) -> Model:
     """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
 
@@ -260,6 +244,5 @@ def load_networks(
         weights_sha=placed.digest(),
         drafter_sha=drafter_sha,
         drafter_layout=layout,
-        row_end=row_end,
         tables=(home_of(folder), *((drafter,) if drafter else ()), home / "vq_distances"),
     )

@@ -20,6 +20,7 @@ from adt_tree.roles import Prefix, Run, Scored, run_directly
 from adt_tree.tree import DraftTree, to_device
 from adt_tree.verify import Verdict
 from models.cache import KVCache
+from models.cell_tokens import CellIds, CellTokens
 from models.graphs import context_bucket, row_bucket
 from models.packed import cache_dtype
 from models.positions import AxisPositions
@@ -81,18 +82,19 @@ class PromptEncoder:
     encode: Callable[[str], EncodedPrompt]  # the user's text -> the prompt that prefill() takes
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
+    row_end: int | None = None  # token id after every row of codes but the last; None: there is none
     guided: bool = True  # true if prompts have an unconditional branch
     num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 
 
-def token_prompts(codes: range, guided: bool = True) -> PromptEncoder:
+def token_prompts(codes: range, row_end: int | None = None, guided: bool = True) -> PromptEncoder:
     """Returns the text side of a model without a tokenizer: prompts are token ids, texts are refused."""
 
     def encode(text: str) -> EncodedPrompt:
         raise UserError(f"prompt {text[:80]!r}: this model has no tokenizer, give token ids")
 
-    return PromptEncoder(encode, codes.start, len(codes), guided)
+    return PromptEncoder(encode, codes.start, len(codes), row_end, guided)
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:
@@ -123,7 +125,7 @@ DIRECT = Execution()
 class ARTarget:
     """The Target made of a decoder. Rows may have prefixes of different lengths; the cache holds no padding.
 
-    The decoder's head scores the codes alone (Decoder.cut_head). The cache has max_prompt + grid.size +
+    The decoder's head scores the codes alone (Decoder.cut_head). The cache has max_prompt + grid.length +
     max_nodes entries a row; nothing grows while decoding.
     """
 
@@ -131,30 +133,30 @@ class ARTarget:
         self,
         decoder: Decoder,
         grid: Grid,
-        codes: range,
+        ids: CellIds,
         slots: int,
         branches: int,
         max_prompt: int,
         max_nodes: int,
         execution: Execution = DIRECT,
     ) -> None:
-        """codes: token ids of the codebook. branches: 2 under guidance, else 1. max_nodes: nodes of the
+        """ids: token ids of the cells. branches: 2 under guidance, else 1. max_nodes: nodes of the
         largest tree, with the root. Raises UserError if the decoder has too few positions."""
         self.run, self.few_shapes = execution.run or run_directly, execution.run is not None
         max_nodes = self.rows(max_nodes)
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
-        self.num_codes, self.first_code = len(codes), codes.start
+        self.ids, self.num_codes, self.first_code = ids, len(ids.codes), ids.codes.start
         self.branches, self.max_prompt = branches, max_prompt
         self._prompts = [0] * slots  # rows of the prompt in each slot
         self.join = execution.join
         self.device = weight.device
         config = decoder.config
-        capacity = max_prompt + grid.size + max_nodes
+        capacity = max_prompt + grid.length + max_nodes
         # Some checkpoints state fewer positions than their images have codes. Such a limit is ignored.
-        if capacity > config.max_positions >= grid.size:
+        if capacity > config.max_positions >= grid.length:
             raise UserError(
-                f"{max_prompt} prompt tokens, {grid.size} codes and a tree of {max_nodes} nodes need "
+                f"{max_prompt} prompt tokens, {grid.length} cells and a tree of {max_nodes} nodes need "
                 f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         decoder.reserve(capacity)
@@ -164,6 +166,7 @@ class ARTarget:
             axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)
         padded, few = config.padded_prefix, self.few_shapes
         self.cache = execution.cache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
+        self._cells = CellTokens(grid, ids, slots, self.device)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
         """Takes one pass per guidance branch. Raises ValueError for a prompt longer than max_prompt."""
@@ -179,6 +182,8 @@ class ARTarget:
             order = torch.arange(count, device=self.device)[None]
             hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, [0]))[0]
             cache.begin(count, prefix.padding)
+            if not branch:
+                self._cells.begin(slot, count - prefix.padding)
             features.append(hidden)
             logits.append(self.logits(hidden[-1]))
         return Prefix(torch.stack(logits), features)
@@ -192,10 +197,10 @@ class ARTarget:
         return row_bucket(nodes) if self.few_shapes else nodes
 
     def bounds(self, committed: Sequence[int]) -> tuple[int, ...]:
-        """Returns the bounds on the codes in the slots' prefixes that a pass works with: one for each slot,
+        """Returns the bounds on the cells in the slots' prefixes that a pass works with: one for each slot,
         or with few_shapes a single one for all, rounded up."""
         if self.few_shapes:
-            return (context_bucket(max(committed), self.grid.size),)
+            return (context_bucket(max(committed), self.grid.length),)
         return tuple(committed)
 
     @property
@@ -211,7 +216,8 @@ class ARTarget:
         committed: tuple[int, ...],
         rows: int = 0,
     ) -> Scored:
-        """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N].
+        """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N]. A
+        node at a row end is read as the row end's token, whatever its code.
 
         committed: the result of bounds(). rows: the number of rows of the pass, if greater than N. Nobody
         reads the added rows, which attend to the prefix and to themselves. The result is zero for slots that
@@ -224,13 +230,14 @@ class ARTarget:
             codes, depths = F.pad(codes, (0, added)), F.pad(depths, (0, added))
             ancestors = F.pad(ancestors, (0, added, 0, added))
             ancestors = ancestors | torch.eye(rows, dtype=torch.bool, device=self.device)
+        tokens = self._cells.ids(codes, self.cache.length, depths)
         lengths = self._lengths(committed)
         present = None
         if None in lengths:
             numbers = [slot for slot, length in enumerate(lengths) if length is not None]
             present = to_device(numbers, self.device)
-            codes, depths, ancestors = codes[present], depths[present], ancestors[present]
-        features = self.features(codes, depths, ancestors, lengths)[:, :, :nodes]
+            tokens, depths, ancestors = tokens[present], depths[present], ancestors[present]
+        features = self.features(tokens, depths, ancestors, lengths)[:, :, :nodes]
         logits = self.logits(features)
         if present is None:
             return Scored(logits, features)
@@ -250,17 +257,17 @@ class ARTarget:
         return [None if skip and not prompt else codes + prompt for codes, prompt in pairs]
 
     def features(
-        self, codes: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]
+        self, tokens: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]
     ) -> Tensor:
-        """Returns the features [G, P, N, D] of nodes with codes and depths [P, N] and ancestors [P, N, N].
+        """Returns the features [G, P, N, D] of nodes with tokens and depths [P, N] and ancestors [P, N, N].
 
         lengths: a bound on the rows of each slot's prefix, prompt included, as KVCache.metadata() takes them.
         P counts the slots whose bound is not None; the pass leaves out the others.
         """
-        x = by_branch(self.decoder.embed(codes + self.first_code), self.branches)
+        x = by_branch(self.decoder.embed(tokens), self.branches)
         depths, ancestors = (by_branch(t, self.branches) for t in (depths, ancestors))
         meta = self.cache.metadata(depths, ancestors, lengths)
-        return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, len(codes)))
+        return self.decoder(x, self.cache, meta, self.join).unflatten(0, (self.branches, len(tokens)))
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns the logits of the codes, [..., V] fp32, of features [..., D]."""

@@ -42,10 +42,11 @@ def model_of(
         first_code=first_code,
         guided=True,
         codebook=codebook,
+        row_end=row_end,
         config=VQConfig(num_embeddings=len(codebook)),
     )
     nothing: Any = None
-    return Model(nothing, grid, stand_in, decoder, stand_in, net, "", None, nothing, row_end, graphs=graphs)
+    return Model(nothing, grid, stand_in, decoder, stand_in, net, "", None, nothing, graphs=graphs)
 
 
 def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:

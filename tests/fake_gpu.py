@@ -320,9 +320,9 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
 
     def begin(table: Any, slot: int, seed: int, silent: bool = False) -> None:
         """Fills the noise of the first positions only, because all others are filled in the same way."""
-        positions, table._positions = table._positions, ROWS
+        codes, table._codes = table._codes, ROWS
         fill(table, slot, seed, silent)
-        table._positions = positions
+        table._codes = codes
 
     _device_constructors()  # torch keeps this list when it is first made, and `tensor` must not be in it
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.drafter import DrafterNet
 from models.layouts.chameleon import decoder_config
 from models.layouts.llamagen import decoder_config as llamagen_config
@@ -126,7 +127,8 @@ class LlamaGen:
         side = config.raster_side
         grid = Grid(side, side) if codes is None else Grid(codes, 1)
         pack(self.decoder)
-        return ARTarget(self.decoder, grid, range(config.vocab_size), slots, 2, config.raster_start, nodes)
+        ids = CellIds(range(config.vocab_size))
+        return ARTarget(self.decoder, grid, ids, slots, 2, config.raster_start, nodes)
 
 
 def llamagen(family: str, side: int) -> LlamaGen:

@@ -187,7 +187,9 @@ def test_logits_that_are_no_numbers(
     calls: list[torch.Tensor] = []
     good_calls = 0
 
-    def broken(logits: torch.Tensor, sampling: Any, real: Any = decode.log_probs) -> torch.Tensor:
+    def broken(
+        logits: torch.Tensor, sampling: Any, *forced: Any, real: Any = decode.log_probs
+    ) -> torch.Tensor:
         calls.append(logits)
         return real(logits * float("nan") if len(calls) > good_calls else logits, sampling)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from adt_tree.engine import build
 from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
-from adt_tree.noise import DRAFT, Noise, NoiseTable, uniform
+from adt_tree.noise import DRAFT, Noise, NoiseTable, PositionNoise, uniform
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.relax import Relaxation, nearest_table
@@ -175,14 +175,14 @@ class CycleNoise(Noise):
     """Broken: noise is counted from the first position of a step, so every step uses that of the step
     before."""
 
-    def table(self, slots: int, positions: int, device: torch.device) -> NoiseTable:
-        return CycleTable(self, slots, positions, device)
+    def table(self, slots: int, grid: Grid, device: torch.device) -> NoiseTable:
+        return CycleTable(self, slots, grid, device)
 
 
 class CycleTable(NoiseTable):
     """Noise that depends on the depth below the root alone."""
 
-    def at(self, positions: Tensor) -> Tensor:
+    def at(self, positions: Tensor) -> PositionNoise:
         return super().at(positions - positions[:, :1])
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import ChameleonForConditionalGeneration
 
+from adt_tree.grid import Grid
 from adt_tree.sampling import Sampling
 from models.llama_names import decoder_names, scatter
 from tests import published, tiny, tiny_llamagen
@@ -153,7 +154,7 @@ def test_prompts_of_lumina_mgpt(checkpoints: Checkpoints) -> None:
     ids = [words[{" ": "Ġ", "\n": "Ċ"}.get(letter, letter)] for letter in text]
     assert prompt.unconditional == opening
     assert prompt.conditional == [words["<s>"], *ids, words["<reserved08706>"], *opening]
-    assert model.row_end == words["<reserved08799>"] and (model.grid.height, model.grid.width) == (4, 4)
+    assert model.prompts.row_end == words["<reserved08799>"] and model.grid == Grid(4, 4, row_ends=True)
 
 
 def test_where_the_tokenizer_may_lie(

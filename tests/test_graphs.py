@@ -27,7 +27,7 @@ from adt_tree.sampling import Sampling
 from models.family import ALIGNMENTS
 from models.graphs import CudaRecorder, GraphRunner, context_bucket, row_bucket
 from models.loading import pick_graphs
-from tests import test_engine_separators as separators
+from tests import test_row_ends as lined
 from tests.checkpoints import Checkpoints, load
 from tests.decoding import codes_of
 from tests.tape import Machine
@@ -80,9 +80,9 @@ def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None
 
 
 @pytest.mark.parametrize("name", ["ar", "self-draft", "eagle-2"])
-def test_row_separators(name: str) -> None:
-    engine = separators.new_engine(Method(name, Sampling(), separators.TREES[name]), 2, graphs=True)
-    assert codes_of(engine.decode(separators.IMAGES)) == separators.reference("sampled", 4, 4)
+def test_row_ends(name: str) -> None:
+    engine = lined.new_engine(Method(name, Sampling(), lined.TREES[name]), 2, graphs=True)
+    assert codes_of(engine.decode(lined.IMAGES)) == lined.reference("sampled", 4, 4)
     assert graphs_of(engine.target).captured > 1
 
 
@@ -224,8 +224,8 @@ def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, ma
     """This holds after every step, also after one in which a part was recorded."""
     adaptive = AdaptiveTree(depth_max=3, depth_start=2, width_max=3)
     tree = adaptive if name == "adt-tree" else TREES.get(name, TREE)
-    method, images = Method(name, Sampling(), tree), separators.IMAGES if rows_end else IMAGES
-    make = separators.new_engine if rows_end else new_engine
+    method, images = Method(name, Sampling(), tree), lined.IMAGES if rows_end else IMAGES
+    make = lined.new_engine if rows_end else new_engine
     captured = make(method, 2, graphs=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.model.GraphRunner", lambda recorder: run_directly)

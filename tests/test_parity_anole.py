@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.layouts.chameleon import decoder_config
 from models.llama_names import decoder_names, gather
 from models.packed import pack
@@ -65,9 +66,9 @@ def test_through_the_cache(recorded: Recorded) -> None:
     rows, known, columns = recorded.branches(), recorded.values, recorded.columns
     length = known["input_ids"].shape[1]
     prompts = [tokens[: len(tokens) - (length - PROMPT)].tolist() for tokens in rows]
-    codes = range(FIRST_CODE, FIRST_CODE + recorded.codes)
     pack(recorded.decoder)
-    target = ARTarget(recorded.decoder, Grid(8, 8), codes, 1, 2, PROMPT, 16)
+    ids = CellIds(range(FIRST_CODE, FIRST_CODE + recorded.codes))
+    target = ARTarget(recorded.decoder, Grid(8, 8), ids, 1, 2, PROMPT, 16)
     prefix = target.prefill(0, Prompt(*prompts))
     for row, features in enumerate(prefix.features):
         close(features, known["hidden"][row, PROMPT - len(features) : PROMPT])

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import DraftState, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import BatchShapes, DraftTree, Topology
+from models.cell_tokens import CellIds
 from models.drafter import DrafterNet, EagleDrafter
 from models.packed import pack
 from models.target import ARTarget, EncodedPrompt, Prompt
@@ -40,7 +42,7 @@ def cycles(file: str, run: str) -> list[dict[str, Tensor]]:
 def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Tensor) -> DraftTree:
     """Returns the tree below root [1], without noise."""
     growth = grow_dynamic if tree == "dynamic" else static_growth(tree)[0]
-    silent = torch.zeros(1, SHAPE.depth + 1, logits.shape[-1])
+    silent = PositionNoise(torch.zeros(1, SHAPE.depth + 1, logits.shape[-1]), None)
     shapes = BatchShapes.of([SHAPE], root.device)
     settings = SAMPLING.as_tensors(logits)
     return growth(drafter, settings, DraftState(log_probs(logits, settings), feature, root, shapes, silent))
@@ -96,7 +98,8 @@ def of_anole(run: str) -> Recorded:
     hidden, ids = recorded[0]["target_hidden"], recorded[0]["input_ids"]
     models.decoder.cut_head(FIRST_CODE, 8192)
     pack(models.decoder)
-    target = ARTarget(models.decoder, Grid(16, 1), range(FIRST_CODE, FIRST_CODE + 8192), 1, 2, 40, 59)
+    cells = CellIds(range(FIRST_CODE, FIRST_CODE + 8192))
+    target = ARTarget(models.decoder, Grid(16, 1), cells, 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
     target.prefill(0, prompt)  # the drafter reads as much of its cache as the target's prompt needs
     features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]

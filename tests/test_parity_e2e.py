@@ -21,6 +21,7 @@ from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
+from models.cell_tokens import CellIds
 from models.drafter import DrafterNet, EagleDrafter
 from models.packed import pack
 from models.target import ARTarget, Prompt
@@ -76,7 +77,8 @@ def models() -> Anole:
 def anole_target(models: Anole, codes: int) -> ARTarget:
     """Returns a target with room for both prompts and the largest tree."""
     pack(models.decoder)
-    return ARTarget(models.decoder, Grid(codes, 1), range(FIRST_CODE, FIRST_CODE + 8192), 2, 2, 40, 59)
+    ids = CellIds(range(FIRST_CODE, FIRST_CODE + 8192))
+    return ARTarget(models.decoder, Grid(codes, 1), ids, 2, 2, 40, 59)
 
 
 def anole_requests(models: Anole, run: str) -> list[Request]:

@@ -13,12 +13,11 @@ from adt_tree.sampling import Sampling
 from models.drafter import DrafterNet
 from models.layouts.chameleon import SIZES, decoder_config, grid_of
 from models.llama_names import decoder_names, gather
-from models.separators import num_tokens
 from models.target import Prompt
 from models.transformer import Decoder
 from tests.decoding import codes_of, model_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
-from tests.test_engine_separators import TREES
+from tests.test_row_ends import TREES
 
 BEGIN, ROW_END, END = 8197, 8803, 8196
 CODES = 8192
@@ -58,13 +57,13 @@ def models() -> tuple[Decoder, DrafterNet]:
 @pytest.mark.parametrize("name", ["ar", "eagle-2", "self-draft"])
 @pytest.mark.parametrize("run", RUNS)
 def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, name: str) -> None:
-    """The tokens equal the reference's, separators included; of the large grid, the first rows do."""
+    """The tokens equal the reference's, row ends included; of the large grid, the first rows do."""
     recorded, facts = tensors("lumina/e2e"), values("lumina/meta")["runs"][run]
     expected = recorded[f"{run}.tokens"].tolist()
     rows, width = 2 * facts["h_grids"], 2 * facts["w_grids"]
     rows = min(rows, 3) if width == 48 else rows
     sampling = Sampling(temperature=0.0, guidance=facts["cfg"])
-    model = model_of(*models, Grid(rows, width), FIRST_CODE, torch.zeros(CODES, 1), ROW_END)
+    model = model_of(*models, Grid(rows, width, row_ends=True), FIRST_CODE, torch.zeros(CODES, 1), ROW_END)
     opening = [BEGIN, *(SIZES + 4 + facts[side] for side in ("h_grids", "w_grids"))]
     request = Request("0", Prompt(recorded["prompt_ids"].tolist() + opening, opening), 0)
     engine = build(model, Method(name, sampling, TREES[name]), 1, 12)
@@ -77,13 +76,12 @@ def test_greedy_tokens(models: tuple[Decoder, DrafterNet], run: str, name: str) 
 
 @pytest.mark.parametrize("name", values("lumina/meta")["grammar"])
 def test_grammar(name: str) -> None:
-    """Our codes stand at the places where the reference forces no token. It forces separators and the end of
-    the image."""
+    """Our row ends stand where the reference forces its token. It also forces one after the last row, and the
+    end of the image."""
     facts = values("lumina/meta")["grammar"][name]
-    rows, columns = facts["rows"], facts["columns"]
-    ours = {num_tokens(code, columns) for code in range(rows * columns)}
-    forced = [[place, ROW_END] for place in range(rows * (columns + 1)) if place not in ours]
-    assert facts["forced"] == [*forced, [num_tokens(rows * columns, columns), END]]
+    grid = Grid(facts["rows"], facts["columns"], row_ends=True)
+    forced = [*filter(grid.is_row_end, range(grid.length)), grid.length]
+    assert facts["forced"] == [*([place, ROW_END] for place in forced), [grid.length + 1, END]]
     assert facts["tokens"] == facts["forced"][-1][0] + 1
 
 

@@ -190,7 +190,7 @@ def test_greedy_tokens(theirs: Janus | Emu3, count: int, ratio: str | None) -> N
     ours, texts = theirs.ours, TEXTS[:count]
     if ratio:
         ours = load(str(theirs.folder), replace(theirs.options, ratio=ratio))
-        assert ours.grid == Grid(3, 5)
+        assert ours.grid == Grid(3, 5, row_ends=True)
     expected, greedy = theirs.greedy(texts, ours.grid), Sampling(0.0, guidance=theirs.guidance)
     assert len({tuple(tokens) for tokens in expected}) == count
     for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20)), ("adt-self-draft", SELF_DRAFTED)):
@@ -211,8 +211,8 @@ def test_pixels(theirs: Janus | Emu3) -> None:
 
 def test_grids_of_sizes() -> None:
     """Emu3 has 90 x 90 cells by default; other ratios are rounded as transformers' processor rounds them."""
-    assert emu3.grid_of(720, "1:1", 8) == Grid(90, 90)
-    assert emu3.grid_of(720, "16:9", 8) == Grid(68, 120) and emu3.grid_of(720, "3:4", 8) == Grid(104, 78)
+    for ratio, rows, columns in (("1:1", 90, 90), ("16:9", 68, 120), ("3:4", 104, 78)):
+        assert emu3.grid_of(720, ratio, 8) == Grid(rows, columns, row_ends=True)
     for ratio in ("16", "0:9", "a:b", ""):
         with pytest.raises(ValueError, match="--ratio"):
             emu3.grid_of(720, ratio, 8)

@@ -89,7 +89,7 @@ def test_a_listed_shard_that_is_missing_is_made_again(
 def test_features_are_those_of_one_causal_pass(
     run: Run, name: str, models: dict[str, Model], prompts_of: Words, tmp_path: Path
 ) -> None:
-    """This holds for both branches, with separators among the tokens, and stored features equal recomputed
+    """This holds for both branches, with row ends among the tokens, and stored features equal recomputed
     ones. tests/test_train_drafter.py compares features with those of decoding, also behind the padding of
     LlamaGen."""
     model, out = models[name], tmp_path / "out"

@@ -127,8 +127,7 @@ def test_batches_and_their_first_step_are_those_of_decoding(
     there. Row ends are left out.
 
     The distributions of training's first step are those of the decoding drafter when an image is committed
-    code by code. After the last code of a row, decoding drafts from the drafter's feature of the row end,
-    which is the second step of training.
+    cell by cell.
     """
     model = loaded(checkpoints, name)
     images, head, numbers = images_of(model, data(name)), head_of(model), [0, 5, 7]
@@ -136,21 +135,20 @@ def test_batches_and_their_first_step_are_those_of_decoding(
     logits = code_logits(at(batch.features, batch.entries + 1), batch, head, GREEDY.guidance)
     assert torch.equal(logits.argmax(dim=-1), images.shards.codes[numbers][:, 1:].long())
     batch = images.batch([3], None)
-    steps = [
-        code_logits(at(out, batch.entries), batch, head, GREEDY.guidance)[0]
-        for out in Unrolled(model.drafter_net)(batch.tokens, batch.features, 2)
-    ]
+    (out,), grid = Unrolled(model.drafter_net)(batch.tokens, batch.features, 1), model.grid
+    first_step = code_logits(at(out, batch.entries), batch, head, GREEDY.guidance)[0]
     prompt, codes = model.encode(images.shards.texts[3]), images.shards.codes[3].tolist()
     target = model.target(1, GREEDY, 1, prompt.length)
     drafter, rule = model.drafter(target, 1, 1), Coupled(Noise(model.num_codes, silent=True))
     prefix, zero = target.prefill(0, prompt), torch.zeros(1, dtype=torch.int64)
     drafter.prefill(0, prompt, prefix)
     features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
-    for cell, code in enumerate(codes[: 2 * model.grid.width + 1]):
-        root = torch.tensor([code])
+    for cell in range(2 * grid.image.stride + 1):
+        root = torch.tensor([0 if grid.is_row_end(cell) else codes[grid.number(cell)]])
         logits, _ = drafter.extend(features, root[:, None], zero + 1, drafter.context([cell]))
-        step = int(model.row_end is not None and cell % model.grid.width == model.grid.width - 1)
-        torch.testing.assert_close(guide(logits, 3.0)[0], steps[step][cell], atol=1e-3, rtol=1e-4)
+        if not grid.is_row_end(cell + 1):
+            expected = first_step[grid.number(cell + 1) - 1]
+            torch.testing.assert_close(guide(logits, 3.0)[0], expected, atol=1e-3, rtol=1e-4)
         tree = root_only_tree(root)
         scored = target.forward(tree, [cell])
         features, log_p = scored.features, log_probs(scored.logits, GREEDY.as_tensors(scored.logits))

@@ -1,5 +1,5 @@
 """In a step the host waits for the device once, to read the committed codes. This holds for every proposer,
-policy and rule, with and without guidance and row separators."""
+policy and rule, with and without guidance and row lined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adt_tree.roles import Target
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
-from tests import test_engine_separators as separators
+from tests import test_row_ends as lined
 from tests.reads import Reads
 from tests.test_engine import (
     CODES,
@@ -69,9 +69,9 @@ def test_a_step_waits_once(method: Method) -> None:
 
 
 @pytest.mark.parametrize("name", ["eagle-2", "eagle-1", "self-draft"])
-def test_row_separators(name: str) -> None:
-    decoder = separators.new_engine(Method(name, Sampling(), separators.TREES[name]), SLOTS)
-    log, steps = waits(decoder.target, lambda: decoder.steps(separators.IMAGES[:SLOTS]))
+def test_row_ends(name: str) -> None:
+    decoder = lined.new_engine(Method(name, Sampling(), lined.TREES[name]), SLOTS)
+    log, steps = waits(decoder.target, lambda: decoder.steps(lined.IMAGES[:SLOTS]))
     assert log == ["tolist"] * steps
 
 

@@ -15,7 +15,7 @@ from models.model import Model
 from models.target import EncodedPrompt
 from training.drafter_loss import Batch
 from training.shards import Shards
-from training.teacher import BRANCHES, drafter_tokens, features, image_tokens
+from training.teacher import BRANCHES, drafter_tokens, features
 
 UNCONDITIONAL = 0.1  # share of uncoupled rows that show the unconditional branch, as published
 MAX_ENCODED_PROMPTS = 20_000  # number held in memory
@@ -31,9 +31,9 @@ class Images:
         self.max_len, self._room = max_len, cache_bytes
         self._cache: dict[int, list[Tensor]] = {}
         self._prompt = lru_cache(MAX_ENCODED_PROMPTS)(self._encode)
-        tokens = image_tokens(model, torch.zeros(model.grid.size))
-        self._num_tokens = len(tokens)
-        self.is_code = (tokens[1:] == 0).to(self.device)  # codes are 0 in `tokens`, row ends are not
+        self._num_tokens = model.grid.length
+        row_ends = [*map(model.grid.is_row_end, range(1, model.grid.length))]
+        self.is_code = ~torch.tensor(row_ends, device=self.device)
 
     def _encode(self, image: int) -> EncodedPrompt:
         try:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Grid
 from models.model import Model
 from models.packed import pack
 from models.target import ARTarget, EncodedPrompt, chain_mask
@@ -20,14 +19,13 @@ BRANCHES = 2  # of guidance: conditional, unconditional
 
 
 def image_tokens(model: Model, codes: Tensor) -> Tensor:
-    """Returns the tokens [.., m] of codes [.., n], counted from code 0.
-
-    Where the model has row ends, there is one after every row but the last.
-    """
-    if model.row_end is None:
-        return codes.long()
-    rows = codes.long().unflatten(-1, (model.grid.height, model.grid.width))
-    ends = torch.full_like(rows[..., :1], model.row_end - model.first_code)
+    """Returns the token ids [.., m] of codes [.., n]. Where the model has row ends, there is one after every
+    row but the last."""
+    ids = codes.long() + model.first_code
+    if model.prompts.row_end is None:
+        return ids
+    rows = ids.unflatten(-1, (model.grid.height, model.grid.width))
+    ends = torch.full_like(rows[..., :1], model.prompts.row_end)
     return torch.cat((rows, ends), dim=-1).flatten(-2)[..., :-1]
 
 
@@ -37,7 +35,7 @@ def drafter_tokens(model: Model, prompt: EncodedPrompt, branch: int, codes: Tens
     The drafter reads it together with the target's feature at position e. codes: [n], of one image.
     """
     prefix = torch.tensor(prompt.tokens(branch)[1:], dtype=torch.int64)
-    return torch.cat((prefix, image_tokens(model, codes) + model.first_code))
+    return torch.cat((prefix, image_tokens(model, codes)))
 
 
 @torch.no_grad()
@@ -47,10 +45,9 @@ def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> l
     codes: [B, n]. Decoding computes the same features. Row ends and a prompt's padding have features too.
     """
     device, count = model.codebook.device, len(prompts)
-    grid = model.grid if model.row_end is None else Grid(model.grid.height, model.grid.width + 1)
     longest = max(prompt.length for prompt in prompts)
     pack(model.decoder)
-    target = ARTarget(model.decoder, grid, model.code_ids, count, BRANCHES, longest, max_nodes=0)
+    target = ARTarget(model.decoder, model.grid, model.cell_ids, count, BRANCHES, longest, max_nodes=0)
     prefixes = [target.prefill(slot, prompt).features for slot, prompt in enumerate(prompts)]
     tokens = image_tokens(model, codes).to(device)
     length = tokens.shape[1]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Prefix, Run, run_directly
 from adt_tree.sampling import PassSampling, log_probs
@@ -34,7 +35,7 @@ class DraftState:
     feature: Tensor  # [G, B, D] the drafter's feature of the root
     last_codes: Tensor  # [B] the roots
     shapes: BatchShapes
-    noise: Tensor  # [B, L, V] noise for the codes of each level; L is shapes.levels
+    noise: PositionNoise  # of the position of each level; there are shapes.levels
 
 
 # Grows a tree per image from the drafter's state at the roots.
@@ -89,12 +90,13 @@ class EagleProposer:
         pairs: tuple[Tensor, Tensor, Tensor],
         last_codes: Tensor,
         shapes: BatchShapes,
-        noise: Tensor,
+        noise: PositionNoise,
         context: Hashable,
         sampling: PassSampling,
     ) -> DraftTree:
         logits, feature = self.drafter.extend(*pairs, context)
-        state = DraftState(log_probs(logits, sampling), feature, last_codes, shapes, noise)
+        log_q = log_probs(logits[:, :, None], sampling, noise.level(0).forced)[:, 0]
+        state = DraftState(log_q, feature, last_codes, shapes, noise)
         return self.growth(self.drafter, sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
@@ -138,7 +140,7 @@ def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) ->
     beyond = rank >= width[:, None]  # [B, W] ranks outside the width of an image
     eye = torch.eye(most_width, dtype=torch.bool, device=rank.device).expand(images, -1, -1)
 
-    score, code = (state.log_q + state.noise[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
+    score, code = (state.log_q + state.noise.gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
     score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
     pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(most_width))]
     node = rank.expand(images, -1)
@@ -146,7 +148,8 @@ def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) ->
     ancestors = eye
     for level in range(2, state.shapes.levels + 1):
         logits, features = drafter.expand(code, features, ancestors, level - 2)
-        confidence = (log_probs(logits, sampling) + state.noise[:, level - 1, None]).log_softmax(dim=-1)
+        noise = state.noise.level(level - 1)
+        confidence = (log_probs(logits, sampling, noise.forced) + noise.gumbel).log_softmax(dim=-1)
         value, child = confidence.topk(most_width, dim=-1)  # [B, W, W]
         total = value + score[..., None]
         total = total.masked_fill((beyond | (depth < level)[:, None])[:, None], float("-inf")).flatten(1)
@@ -203,13 +206,14 @@ class StaticGrowth:
         q = log_q.new_zeros(images, nodes, log_q.shape[-1]) if self.keep_q else None
         expanded = last_codes.new_empty(0)
         for depth, level in enumerate(self._levels[: state.shapes.levels]):
+            noise = state.noise.level(depth)
             if depth:
                 expanded = torch.cat((expanded, level.nodes))
                 mask = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)
                 features = features[:, :, level.parents]
                 logits, features = drafter.expand(codes[:, level.nodes], features, mask, depth - 1)
-                log_q = log_probs(logits, sampling)
-            perturbed = log_q + state.noise[:, depth, None]
+                log_q = log_probs(logits, sampling, noise.forced)
+            perturbed = log_q + noise.gumbel
             value, code = perturbed.topk(self.tree.width, dim=-1)
             value = value[:, level.child_parents, level.ranks]
             total = perturbed.logsumexp(dim=-1)[:, level.child_parents]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.noise import DRAFT, uniform
+from adt_tree.noise import DRAFT, row_ends, uniform
 
 ALL = slice(None)
 
@@ -19,22 +19,26 @@ class Neighbours:
 
     seed_cells names the neighbour: "above", the nearest known cell above within the raster of the position;
     "left", the last code before the position that is known; "both", "above" with "left" as the second choice;
-    or "random", no neighbour but a random code per position, the same for all images.
+    or "random", no neighbour but a random code per position, the same for all images. A row end gets its only
+    code, 0, and is no neighbour of other cells.
     """
 
     def __init__(self, grid: Grid, slots: int, num_codes: int, seed_cells: str, device: torch.device) -> None:
         """num_codes: V."""
-        self._seed_cells, self._outside = seed_cells, grid.size
-        # The first position and the width of each position's raster, [P + 1]; the last entry is for positions
-        # outside the image.
-        raster = [grid.cell(position).raster for position in range(grid.size)] + [0]
-        self._start = torch.tensor([grid.starts[r] for r in raster], device=device)
-        self._width = torch.tensor([grid.rasters[r].width for r in raster], device=device)
+        self._seed_cells, self._outside = seed_cells, grid.length
+        # The first position of each position's raster, and the positions from row to row, [P + 1]; the last
+        # entry is for positions outside the image.
+        cells = [grid.cell(position) for position in range(grid.length)]
+        strides = [grid.rasters[cell.raster].stride for cell in cells]
+        starts = [n - cells[n].row * strides[n] - cells[n].column for n in range(grid.length)]
+        self._start = torch.tensor([*starts, starts[0]], device=device)
+        self._stride = torch.tensor([*strides, strides[0]], device=device)
+        self._row_ends = row_ends(grid, device)
         if seed_cells == "random":
-            seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(grid.size + 1)
+            seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(grid.length + 1)
             self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
         # The committed codes. The extra column receives codes that fall outside an image.
-        self._codes = torch.zeros(slots, grid.size + 1, dtype=torch.int64, device=device)
+        self._codes = torch.zeros(slots, grid.length + 1, dtype=torch.int64, device=device)
 
     def begin(self, slot: int, code: Tensor) -> None:
         """Starts an image with its first code []. Codes of the slot's last image stay, but no cell copies
@@ -66,11 +70,17 @@ class Neighbours:
         """
         last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
         if self._seed_cells == "random":
-            return torch.where(fresh, self._random[at], codes), codes
-        above, left = self._above(at, last), last.expand_as(at)
-        first, second = (left, above) if self._seed_cells == "left" else (above, left)
-        known = self._codes[slots].scatter(1, at, codes)
-        return torch.where(fresh, known.gather(1, first), codes), known.gather(1, second)
+            first, second = self._random[at], codes
+        else:
+            if self._row_ends is not None:
+                last = last - self._row_ends[last].long()
+            above, left = self._above(at, last), last.expand_as(at)
+            places = (left, above) if self._seed_cells == "left" else (above, left)
+            known = self._codes[slots].scatter(1, at, codes)
+            first, second = (known.gather(1, place) for place in places)
+        if self._row_ends is not None:
+            first, second = (code.masked_fill(self._row_ends[at], 0) for code in (first, second))
+        return torch.where(fresh, first, codes), second
 
     def _above(self, at: Tensor, last: Tensor) -> Tensor:
         """Returns the positions [B, L] of the nearest cells above `at` [B, L] that are not after `last`
@@ -79,7 +89,7 @@ class Neighbours:
         Example: of a raster 5 cells wide that begins at position 6, last = 13 and at = 19 give 9: the cell
         above 19 is at 14, which is not known yet, and the cell above that at 9.
         """
-        width = self._width[at]
-        rows = ((at - last - 1) // width).clamp(min=0) + 1
-        above = at - rows * width
+        stride = self._stride[at]
+        rows = ((at - last - 1) // stride).clamp(min=0) + 1
+        above = at - rows * stride
         return torch.where(above >= self._start[at], above, last)

@@ -66,7 +66,7 @@ class SelfDraftProposer:
     ) -> None:
         """candidates: K. num_codes: V. seed_cells: the cells to copy to unscored positions (Neighbours)."""
         self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
-        self.history = History(grid.size, slots, candidates, device)
+        self.history = History(grid.length, slots, candidates, device)
         self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
         self._position = torch.ones(slots, dtype=torch.int64, device=device)
 
@@ -105,7 +105,7 @@ class SelfDraftProposer:
         """
         value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
         usable = tree.valid & value[..., 0].isfinite()
-        at = self._neighbours.ahead(self._position, tree.depths).masked_fill(~usable, self.grid.size)
+        at = self._neighbours.ahead(self._position, tree.depths).masked_fill(~usable, self.grid.length)
         self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
         self._neighbours.commit(self._position, verdict.codes, verdict.count)
         self._position += verdict.count

@@ -13,16 +13,16 @@ from PIL import Image
 
 from adt_tree.errors import UserError
 from eval.runs.prompts import DEFAULT_END, image_seed, load_prompts
-from eval.runs.run_folder import IMAGE_CODES, SETTINGS, RunFolder
+from eval.runs.run_folder import IMAGE_CELLS, IMAGE_CODES, SETTINGS, RunFolder
 from eval.runs.store import FINGERPRINT
 from models.checkpoint.files import read_json, reading
 
 REMEDY = "delete it and run the same command again"
 
 
-def stored_run(root: Path) -> tuple[RunFolder, int | None]:
-    """Returns the run that a folder's stored options describe, and the number of codes of its images, or None
-    if an earlier version made the run.
+def stored_run(root: Path) -> tuple[RunFolder, tuple[int, int] | None]:
+    """Returns the run that a folder's stored options describe, and the numbers of codes and of cells of its
+    images, or None if an earlier version made the run.
 
     Raises UserError if the folder holds no run of generate_images, or if the run's prompts cannot be read.
     """
@@ -32,10 +32,11 @@ def stored_run(root: Path) -> tuple[RunFolder, int | None]:
         options = Namespace(**settings)
         window = (options.start_idx, options.end_idx or DEFAULT_END)
         folder = RunFolder(root, window, load_prompts(options), settings[FINGERPRINT])
-    return folder, settings.get(IMAGE_CODES)
+    codes = settings.get(IMAGE_CODES)
+    return folder, codes and (codes, settings.get(IMAGE_CELLS, codes))
 
 
-def faults(folder: RunFolder, num_codes: int | None) -> list[str]:
+def faults(folder: RunFolder, counts: tuple[int, int] | None) -> list[str]:
     """Returns one line for each file of a run that is missing or damaged: its path, the fault and the remedy.
 
     Every record and every pixel is read. Codes of a run without pixels, and files that are derived from the
@@ -43,7 +44,7 @@ def faults(folder: RunFolder, num_codes: int | None) -> list[str]:
     """
     lines: list[str | None] = []
     for name in folder.prompts:
-        record = fault(folder.record_path(name), partial(check_record, folder, name, num_codes))
+        record = fault(folder.record_path(name), partial(check_record, folder, name, counts))
         png, codes = folder.png(name), folder.codes_path(name)
         lines.append(record)
         if png.is_file() or not codes.is_file():
@@ -67,19 +68,20 @@ def fault(path: Path, check: Callable[[], None]) -> str | None:
     return None
 
 
-def check_record(folder: RunFolder, name: str, num_codes: int | None) -> None:
+def check_record(folder: RunFolder, name: str, counts: tuple[int, int] | None) -> None:
     """Raises ValueError or UserError unless the record belongs to this prompt, run and seed, and its steps
-    follow one another and made as many codes as it and the run's images have."""
+    follow one another and made as many cells as the run's images have."""
     record = folder.read(name)
     if record.statistics["seed"] != image_seed(folder.store.fingerprint["random_seed"], name):
         raise ValueError(f"seed {record.statistics['seed']} is not that of this prompt and --random_seed")
     position = 1
     for step in record.steps:
         if step["position"] != position:
-            raise ValueError(f"no step has made the code at position {position}")
+            raise ValueError(f"no step has made the cell at position {position}")
         position += step["accepted"] + 1
-    if len(record.codes) != position or num_codes not in (None, position):
-        raise ValueError(f"{len(record.codes)} codes, steps of {position}, images of {num_codes}")
+    made = (len(record.codes), position)
+    if made != (counts or (position, position)):
+        raise ValueError(f"{made[0]} codes, steps of {made[1]} cells, images of {counts} codes and cells")
 
 
 def check_codes(folder: RunFolder, name: str) -> None:

@@ -36,7 +36,8 @@ from models.checkpoint.files import make_folder, read_json, reading, replacing, 
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
 IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
-IMAGE_CODES = "image_codes"  # key of SETTINGS beside the options: the number of codes of an image
+# Keys of SETTINGS beside the options: how many codes and how many cells (with row ends) an image has.
+IMAGE_CODES, IMAGE_CELLS = "image_codes", "image_cells"
 
 
 def file_name(name: str) -> str:
@@ -162,7 +163,8 @@ class RunFolder:
                 self.read(name)
 
     def start(self, options: Mapping[str, Any]) -> None:
-        """Makes the folder. options: the parsed command line, stored as it is with IMAGE_CODES."""
+        """Makes the folder. options: the parsed command line, stored as it is with the numbers of
+        an image's codes and cells."""
         make_folder(self.root / IMAGES)
         self.store.start(options)
 

@@ -138,8 +138,8 @@ def assemble(
         ids = tokenizer.encode(instruction + text, add_special_tokens=False).ids
         return Prompt([layout.begin_of_text, *ids, layout.separator, *image_start], unconditional)
 
-    prompts = PromptEncoder(encode, layout.first_code, layout.num_codes)
-    return load_networks(checkpoint, shape, state, decoder, CHAMELEON, grid, prompts, codec, row_end)
+    prompts = PromptEncoder(encode, layout.first_code, layout.num_codes, row_end)
+    return load_networks(checkpoint, shape, state, decoder, CHAMELEON, grid, prompts, codec)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
@@ -166,7 +166,7 @@ def grid_of(size: int, patch: int) -> Grid:
         raise CheckpointError(
             f"--target_size {size}: it must be a multiple of {2 * patch} (two cells of the VQGAN)"
         )
-    return Grid(size // patch, size // patch)
+    return Grid(size // patch, size // patch, row_ends=True)
 
 
 def lumina_tokens(checkpoint: Checkpoint, config: Mapping[str, Any], grid: Grid) -> list[int]:

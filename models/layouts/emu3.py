@@ -128,7 +128,7 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
         raise CheckpointError(
             f"--target_size {size} --ratio {ratio}: no whole cell of {patch} pixels fits, give a larger size"
         )
-    return Grid(rows, columns)
+    return Grid(rows, columns, row_ends=True)
 
 
 def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
@@ -151,7 +151,7 @@ def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
                     f"prompt {number} does not end in {IMAGE_START}HEIGHT*WIDTH{IMAGE_TOKEN}: make it by "
                     "Emu3Processor(..., return_for_image_generation=True)"
                 )
-            grids.add(Grid(int(size[1]), int(size[2])))
+            grids.add(Grid(int(size[1]), int(size[2]), row_ends=True))
         if len(grids) > 1:
             raise UserError(f"the prompts ask for images of {len(grids)} sizes: give one size at a time")
         return grids.pop()
@@ -181,7 +181,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: G
     def encode(text: str) -> Prompt:
         return Prompt(*(tokenizer.ids(f"{bos}{words}{image_start}") for words in (text, NEGATIVE)))
 
-    return PromptEncoder(encode, codes.start, len(codes))
+    return PromptEncoder(encode, codes.start, len(codes), row_end)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -213,7 +213,7 @@ def assemble(
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
     codec = Codec(stored_codec.load(pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
-    prompts = prompt_encoder(tokenizer(), codes, row_end, grid) if tokenizer else token_prompts(codes)
-    return load_networks(
-        checkpoint, shape, state, decoder, LLAMA, grid, prompts, cast(VQModel, codec), row_end
-    )
+    prompts = token_prompts(codes, row_end)
+    if tokenizer is not None:
+        prompts = prompt_encoder(tokenizer(), codes, row_end, grid)
+    return load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, cast(VQModel, codec))
