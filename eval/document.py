@@ -13,7 +13,7 @@ from eval.columns import LEGEND, Row
 OPENING = f"""# Results
 
 Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.json; edit neither by hand.
-`python main.py report FILE` prints any result of that folder in full.
+`python main.py report FILE` prints any result of bench in that folder in full.
 
 {LEGEND}
 """
