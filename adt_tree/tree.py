@@ -34,12 +34,6 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
     return pinned.to(device, non_blocking=True)
 
 
-def valid_first(valid: Tensor) -> Tensor:
-    """Returns the indices [B, A] that move the valid entries of every row of [B, A] to the front, in
-    order."""
-    return (~valid).int().sort(dim=1, stable=True).indices
-
-
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
     """The tree shapes of all images in flight: their bounds on the host, the shapes on the device.

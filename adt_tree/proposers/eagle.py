@@ -135,32 +135,32 @@ def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) ->
     the pool (`node`), features, and ancestors [B, W, E] over all nodes expanded so far.
     """
     depth, width, _ = state.shapes.limits.unbind(1)
-    images, most_width = len(state.last_codes), state.shapes.width
-    rank = torch.arange(most_width, device=state.last_codes.device)
+    images, max_width = len(state.last_codes), state.shapes.width
+    rank = torch.arange(max_width, device=state.last_codes.device)
     beyond = rank >= width[:, None]  # [B, W] ranks outside the width of an image
-    eye = torch.eye(most_width, dtype=torch.bool, device=rank.device).expand(images, -1, -1)
+    eye = torch.eye(max_width, dtype=torch.bool, device=rank.device).expand(images, -1, -1)
 
-    score, code = (state.log_q + state.noise.gumbel[:, 0]).log_softmax(dim=-1).topk(most_width, dim=-1)
+    score, code = (state.log_q + state.noise.gumbel[:, 0]).log_softmax(dim=-1).topk(max_width, dim=-1)
     score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
-    pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(most_width))]
+    pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(max_width))]
     node = rank.expand(images, -1)
-    features = state.feature[:, :, None].expand(-1, -1, most_width, -1)
+    features = state.feature[:, :, None].expand(-1, -1, max_width, -1)
     ancestors = eye
     for level in range(2, state.shapes.levels + 1):
         logits, features = drafter.expand(code, features, ancestors, level - 2)
         noise = state.noise.level(level - 1)
         confidence = (log_probs(logits, sampling, noise.forced) + noise.gumbel).log_softmax(dim=-1)
-        value, child = confidence.topk(most_width, dim=-1)  # [B, W, W]
+        value, child = confidence.topk(max_width, dim=-1)  # [B, W, W]
         total = value + score[..., None]
         total = total.masked_fill((beyond | (depth < level)[:, None])[:, None], float("-inf")).flatten(1)
         child = child.flatten(1)
         depths = child.new_full((child.shape[1],), level)
-        pools.append(Pool(child, total, node.repeat_interleave(most_width, dim=1), depths))
-        score, best = total.topk(most_width, dim=1)
+        pools.append(Pool(child, total, node.repeat_interleave(max_width, dim=1), depths))
+        score, best = total.topk(max_width, dim=1)
         score = score.masked_fill(beyond, float("-inf"))
-        code, parent = child.gather(1, best), best // most_width
+        code, parent = child.gather(1, best), best // max_width
         # The pool holds W nodes of level 1, then W * W nodes of each further level.
-        node = most_width + (level - 2) * most_width**2 + best
+        node = max_width + (level - 2) * max_width**2 + best
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
     return select(Pool.join(pools), state.shapes, state.last_codes)
@@ -197,8 +197,8 @@ class StaticGrowth:
 
     def __call__(self, drafter: Drafter, sampling: PassSampling, state: DraftState) -> DraftTree:
         """Returns the trees, without the levels below the deepest shape of the batch."""
-        most_depth, last_codes = state.shapes.depth, state.last_codes
-        images, nodes = len(last_codes), sum(depth <= most_depth for depth in self.tree.depths)
+        max_depth, last_codes = state.shapes.depth, state.last_codes
+        images, nodes = len(last_codes), sum(depth <= max_depth for depth in self.tree.depths)
         log_q, features = state.log_q[:, None], state.feature[:, :, None]
         codes = last_codes[:, None].repeat(1, nodes)
         valid = self._depths[:nodes] <= state.shapes.limits[:, :1]
@@ -224,7 +224,7 @@ class StaticGrowth:
                 q[:, level.nodes] = log_q.exp()
         parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))
         ancestors = self._ancestors[:nodes, :nodes].expand(images, -1, -1)
-        return DraftTree(codes, parents, depths, ancestors, valid, most_depth, self.tree.width, q, confidence)
+        return DraftTree(codes, parents, depths, ancestors, valid, max_depth, self.tree.width, q, confidence)
 
 
 @dataclass(frozen=True, slots=True)
