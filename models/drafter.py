@@ -142,7 +142,7 @@ class EagleDrafter:
         models.family.ALIGNMENTS."""
         self.net, self.target = net, target
         self.device = target.device
-        self._most_committed = 0  # bound on the codes in any slot's prefix at the last extend()
+        self._max_committed = 0  # bound on the codes in any slot's prefix at the last extend()
         self.alignment = pairing(alignment, target)
         config = net.config
         capacity = target.max_prompt + target.grid.length + step_entries(max_depth, max_width)
@@ -174,7 +174,7 @@ class EagleDrafter:
         return self.target.grid.length if self.target.few_shapes else max(committed)
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        self._most_committed = context
+        self._max_committed = context
         branches, images, pairs, size = features.shape
         order = torch.arange(pairs, device=self.device).expand(images, -1)
         ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
@@ -198,6 +198,6 @@ class EagleDrafter:
         tokens = self._cells.ids(codes, self.cache.length, depths)
         depths, ancestors, tokens = (by_branch(x, features.shape[0]) for x in (depths, ancestors, tokens))
         # After extend() a row has as many entries as the target's row has tokens.
-        meta = self.cache.metadata(depths, ancestors, [self._most_committed + self.target.longest_prompt])
+        meta = self.cache.metadata(depths, ancestors, [self._max_committed + self.target.longest_prompt])
         hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
         return hidden.unflatten(0, features.shape[:2])

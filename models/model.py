@@ -119,9 +119,7 @@ class Model:
         self.prompts.release()
         return encoded
 
-    def target(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int
-    ) -> ARTarget:
+    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> ARTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens. Raises UserError if decoding with it needs more memory than the device has free.
 

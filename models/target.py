@@ -189,14 +189,14 @@ class ARTarget:
         return Prefix(torch.stack(logits), features)
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        rows, bounds = self.rows(tree.nodes), self.bounds(committed)
-        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, bounds, rows)
+        rows, max_committed = self.rows(tree.nodes), self.max_committed(committed)
+        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, max_committed, rows)
 
     def rows(self, nodes: int) -> int:
         """Returns the number of rows of a pass over `nodes` nodes: with few_shapes it is rounded up."""
         return row_bucket(nodes) if self.few_shapes else nodes
 
-    def bounds(self, committed: Sequence[int]) -> tuple[int, ...]:
+    def max_committed(self, committed: Sequence[int]) -> tuple[int, ...]:
         """Returns the bounds on the cells in the slots' prefixes that a pass works with: one for each slot,
         or with few_shapes a single one for all, rounded up."""
         if self.few_shapes:
@@ -219,10 +219,9 @@ class ARTarget:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N]. A
         node at a row end is read as the row end's token, whatever its code.
 
-        committed: the result of bounds(). rows: the number of rows of the pass, if greater than N. Nobody
-        reads the added rows, which attend to the prefix and to themselves. The result is zero for slots that
-        the pass leaves out. A pass writes only entries after the committed prefix, so running it twice does
-        what running it once does.
+        committed: the result of max_committed(). rows: the number of rows of the pass, if greater than N; the
+        added rows are not used. The result is zero for slots that the pass leaves out. A pass writes only
+        entries after the committed prefix, so running it twice does what running it once does.
         """
         nodes = codes.shape[1]
         added = rows - nodes
