@@ -37,7 +37,7 @@ class Recording:
     """The decoding of one image, step by step."""
 
     method: str
-    exact: bool  # whether the method promises the AR baseline's image
+    exact: bool  # whether the method gives the AR baseline's image
     prompt: str
     seed: int
     settings: str  # temperature and guidance, as a sentence for the reader
