@@ -121,7 +121,7 @@ class Pipeline:
 
         tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are
         ordered differently here, and on a CPU the layers, which decoding copies into a packed form
-        (models.packed). CheckpointError for any other model.
+        (models.decoder.packed). CheckpointError for any other model.
         """
         from models.layouts.adopted import adopt
 

@@ -1,4 +1,4 @@
-"""Times and checks the attention kernels of models.attention on a GPU, at the shapes of published models.
+"""Times and checks the attention kernels on a GPU, at the shapes of published models.
 
     python -m eval.attention_kernels
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from eval.tables import table
-from models.attention import Attend, cudnn, memory_efficient, sdpa
-from models.cache import aligned
+from models.decoder.attention import Attend, cudnn, memory_efficient, sdpa
+from models.decoder.cache import aligned
 
 LAYERS, REPLAYS = 8, 20
 # Rows (guidance branches), query heads, key/value heads, head size, slots of the middle of an image.

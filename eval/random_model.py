@@ -17,6 +17,7 @@ from adt_tree.grid import Grid
 from models import footprint
 from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import Quantizer, VQModel
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.footprint import Dimensions
 from models.layouts.chameleon import CHAMELEON
@@ -24,7 +25,6 @@ from models.layouts.llamagen_prompts import PaddedPrompt
 from models.model import DTYPES, Model
 from models.registry import spec_of
 from models.target import EncodedPrompt, Prompt, PromptEncoder
-from models.transformer import Decoder
 
 Net = TypeVar("Net", bound=nn.Module)
 SCALE = 0.02  # standard deviation of weights

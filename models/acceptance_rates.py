@@ -10,8 +10,8 @@ from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling, log_probs
+from models.decoder.packed import pack
 from models.model import Model
-from models.packed import pack
 from models.target import ARTarget, chain_mask
 
 CELLS = 32  # codes of the one image on which the alignments are compared

@@ -23,17 +23,17 @@ from adt_tree.errors import CheckpointError
 from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.alignment import pairing
-from models.cache import AttentionMetadata, KVCache
 from models.cell_tokens import CellTokens
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
 from models.checkpoint.weights import read_weights
-from models.decoder_config import DecoderConfig, read_shape
+from models.decoder.cache import AttentionMetadata, KVCache
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.packed import cache_dtype
+from models.decoder.transformer import Block, Positioned, attend_causally
 from models.llama_names import drafter_names, published
-from models.packed import cache_dtype
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
-from models.transformer import Block, Positioned, attend_causally
 
 
 class DrafterNet(Positioned):

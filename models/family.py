@@ -91,7 +91,7 @@ class ModelFamily:
     about: str  # a few words for --help
     load: Callable[[Checkpoint], Any]  # returns a models.model.Model
     recognises: Callable[[Fields, Shapes], bool]  # true for a checkpoint of this family
-    decoder_config: Callable[[Fields], Any]  # returns a models.transformer.DecoderConfig
+    decoder_config: Callable[[Fields], Any]  # returns a models.decoder.transformer.DecoderConfig
     home: Path  # default folder of the family's files
     target: str = ""  # the target, relative to home
     hub: str | None = None  # hub id that is fetched if the target is not there

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from adt_tree.errors import CheckpointError, UserError
-from models.cache import aligned
 from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import VQConfig, VQModel
-from models.decoder_config import DecoderConfig
+from models.decoder.cache import aligned
+from models.decoder.config import DecoderConfig
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.family import CKPTS, DTYPE_NAMES
 from models.graphs import row_bucket
 from models.registry import spec_of
-from models.transformer import Decoder
 
 FP32 = 4
 # Number of [images, nodes, codes] fp32 tensors that a pass is allowed. Rejection over a static tree holds 15
@@ -101,7 +101,7 @@ def parts(dims: Dimensions) -> dict[str, int]:
 
     Weights are exact, and so is the target's cache on a GPU; the rest is estimated, rather too high than too
     low. LlamaGen's text encoder is left out: it is freed before decoding begins. Loading also needs room for
-    one tensor and the head's rows that score no code. On a CPU that packs weights (models.packed), caches are
+    one tensor and the head's rows that score no code. On a CPU that packs weights (`packed`), caches are
     fp32 whatever `element` says, and oneDNN compiles and stores some 0.6 MB for every product and number of
     rows.
     """

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
-from models.decoder_config import DecoderConfig
+from models.decoder.config import DecoderConfig
 
 # Our name of a tensor -> the published names of its parts, stacked in this order along dimension 0.
 Names = dict[str, tuple[str, ...]]

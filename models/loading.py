@@ -17,9 +17,9 @@ from adt_tree.errors import CheckpointError
 from models.checkpoint.config import read_config
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
+from models.decoder.packed import row_invariant
 from models.family import ALIGNMENTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
 from models.model import DTYPES, Model
-from models.packed import row_invariant
 from models.registry import SPECS
 
 DEFAULTS = LoadOptions()

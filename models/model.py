@@ -16,22 +16,22 @@ from adt_tree.grid import Grid
 from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
-from models.cache import KVCache
 from models.cell_tokens import CellIds
 from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import VQModel, to_uint8
-from models.decoder_config import DecoderConfig
+from models.decoder.cache import KVCache
+from models.decoder.config import DecoderConfig
+from models.decoder.flash_cache import FlashCache
+from models.decoder.packed import cache_dtype, pack
+from models.decoder.transformer import Decoder, compiled_join, join
 from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
-from models.flash_cache import FlashCache
 from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
-from models.packed import cache_dtype, pack
 from models.target import UNGUIDED, ARTarget, EncodedPrompt, Execution, PromptEncoder
-from models.transformer import Decoder, compiled_join, join
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 
@@ -123,7 +123,7 @@ class Model:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
         tokens. Raises UserError if decoding with it needs more memory than the device has free.
 
-        On a CPU this packs the decoder's layers and head in place (models.packed): from then on it can decode
+        On a CPU this packs the decoder's layers and head in place (`packed`): from then on it can decode
         and score, but not be trained or saved. The same holds for drafter().
         """
         if sampling.branches > 1 and not self.prompts.guided:

@@ -19,12 +19,12 @@ from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Run, Scored, run_directly
 from adt_tree.tree import DraftTree, to_device
 from adt_tree.verify import Verdict
-from models.cache import KVCache
 from models.cell_tokens import CellIds, CellTokens
+from models.decoder.cache import KVCache
+from models.decoder.packed import cache_dtype
+from models.decoder.positions import AxisPositions
+from models.decoder.transformer import Decoder, Join, join, logits_of
 from models.graphs import context_bucket, row_bucket
-from models.packed import cache_dtype
-from models.positions import AxisPositions
-from models.transformer import Decoder, Join, join, logits_of
 
 UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
 

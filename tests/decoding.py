@@ -19,9 +19,9 @@ from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, Topology, ancestor_mask
 from adt_tree.verify import Verdict
 from models.codecs.vq import VQConfig
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.model import Model
-from models.transformer import Decoder
 
 CPU = torch.device("cpu")
 

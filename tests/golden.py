@@ -13,6 +13,8 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
+from models.decoder.packed import pack
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.layouts.chameleon import decoder_config
 from models.layouts.llamagen import decoder_config as llamagen_config
@@ -21,9 +23,7 @@ from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
 from models.llama_names import decoder_names, drafter_names, gather, original_names
 from models.model import Model
-from models.packed import pack
 from models.target import ARTarget
-from models.transformer import Decoder
 
 FOLDER = Path(__file__).parent / "goldens"
 FIRST_CODE = 4

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention import choose_kernel, cudnn, memory_efficient, sdpa
-from models.cache import ALIGNMENT, AttentionMetadata, KVCache
-from models.decoder_config import DecoderConfig
+from models.decoder.attention import choose_kernel, cudnn, memory_efficient, sdpa
+from models.decoder.cache import ALIGNMENT, AttentionMetadata, KVCache
+from models.decoder.config import DecoderConfig
+from models.decoder.transformer import attend_densely
 from models.target import chain_mask
-from models.transformer import attend_densely
 from tests.decoding import CPU
 
 LENGTHS = [5, 2]  # committed slots of two rows
@@ -71,7 +71,7 @@ def test_attention_over_a_tree(
         return sdpa(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("models.cache.F.scaled_dot_product_attention", watched)
+        patch.setattr("models.decoder.cache.F.scaled_dot_product_attention", watched)
         mixed = meta.attend(cache.layers[0], query, kv).view(2, nodes, heads * size)
     assert len(calls) == len(lengths)
     for ((folded, key, value), options), length in zip(calls, lengths, strict=True):

@@ -18,7 +18,7 @@ from adt_tree.method import Method
 from adt_tree.policy import TreeShape
 from adt_tree.roles import run_directly
 from adt_tree.sampling import Sampling
-from models.transformer import compiled_join
+from models.decoder.transformer import compiled_join
 from tests import test_engine
 from tests.decoding import codes_of
 
@@ -38,7 +38,7 @@ def new_engine(method: Method, compiled: bool) -> Engine:
 
 @pytest.mark.timeout(300)
 def test_whole_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.packed.packable", lambda weight: False)  # as on CUDA
+    monkeypatch.setattr("models.decoder.packed.packable", lambda weight: False)  # as on CUDA
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: None)
     monkeypatch.setattr("models.model.GraphRunner", lambda recorder: run_directly)
     test_engine.decoder.cache_clear()  # other tests have packed its layers

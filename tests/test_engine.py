@@ -22,12 +22,12 @@ from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import STATIC_TREES, StaticTree
-from models.cache import AttentionMetadata, KVCache
-from models.decoder_config import DecoderConfig
+from models.decoder.cache import AttentionMetadata, KVCache
+from models.decoder.config import DecoderConfig
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.model import Model
 from models.target import Prompt
-from models.transformer import Decoder
 from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
 from tests.tabular import TabularModel, requests, table
 
@@ -287,7 +287,7 @@ def test_images_that_read_their_own_slots_are_the_same(method: str, monkeypatch:
         calls.append(len(query))
         return sdpa(query, *args, **options)
 
-    monkeypatch.setattr("models.cache.F.scaled_dot_product_attention", watched)
+    monkeypatch.setattr("models.decoder.cache.F.scaled_dot_product_attention", watched)
     engine = new_engine(Method(method, Sampling(), FIXED), 2)
     assert codes_of(engine.decode(IMAGES)) == reference(Sampling())
     by_image = engine.target.cache.length.numel() // 2  # rows of an image: its branches

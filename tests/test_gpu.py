@@ -15,7 +15,7 @@ from adt_tree.engine import Engine, build
 from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
-from models.attention import Attend, cudnn, memory_efficient, sdpa
+from models.decoder.attention import Attend, cudnn, memory_efficient, sdpa
 from models.family import CKPTS
 from models.graphs import CudaRecorder, GraphRunner
 from tests import test_distribution as distribution

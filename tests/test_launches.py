@@ -24,7 +24,7 @@ from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval import random_model
 from models import footprint
-from models.decoder_config import DecoderConfig
+from models.decoder.config import DecoderConfig
 from models.footprint import Dimensions
 from models.layouts import glm_image
 from models.layouts.llamagen import HEADS

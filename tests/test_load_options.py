@@ -19,9 +19,9 @@ from torch import Tensor
 
 from adt_tree import Pipeline, Sampling
 from adt_tree.errors import CheckpointError
+from models.decoder.packed import packable, row_invariant
 from models.family import LoadOptions
 from models.loading import load
-from models.packed import packable, row_invariant
 from tests.conftest import Refused
 
 
@@ -85,7 +85,7 @@ def test_products_that_depend_on_their_neighbours_are_found(monkeypatch: pytest.
     model = load("emoji", LoadOptions(precision="fp32"))
     if packable(torch.ones(1, 1)):
         assert row_invariant(model.decoder)
-        products = "models.packed.Product.__call__"
+        products = "models.decoder.packed.Product.__call__"
         monkeypatch.setattr(products, lambda self, x: x.sum() + torch.zeros(len(x), 1))
     assert not row_invariant(model.decoder)
     with pytest.raises(CheckpointError, match=r"--deterministic.*fp32"):

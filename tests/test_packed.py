@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from adt_tree.sampling import Sampling
-from models.cache import KVCache
-from models.decoder_config import DecoderConfig
-from models.packed import (
+from models.decoder.cache import KVCache
+from models.decoder.config import DecoderConfig
+from models.decoder.packed import (
     PackedBlock,
     PackedLinear,
     Product,
@@ -24,8 +24,8 @@ from models.packed import (
     split_norm,
     unpacked,
 )
+from models.decoder.transformer import MLP, Block, attend_causally, rotary_table
 from models.target import chain_mask
-from models.transformer import MLP, Block, attend_causally, rotary_table
 from tests.checkpoints import load
 
 pytestmark = pytest.mark.skipif(not packable(torch.ones(1, 1)), reason="this torch has no oneDNN")
@@ -161,7 +161,7 @@ def test_a_layer_in_bf16_is_nearer_fp32_than_torchs(fields: dict[str, bool]) -> 
 
 def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing gains nothing in half precision if the CPU cannot multiply in it."""
-    monkeypatch.setattr("models.packed.packable", lambda weight: weight.dtype == torch.float32)
+    monkeypatch.setattr("models.decoder.packed.packable", lambda weight: weight.dtype == torch.float32)
     net = nn.Sequential(nn.Linear(4, 4), MLP(DecoderConfig(10, 8, 8, 1, 2))).bfloat16()
     before = list(net.state_dict())
     pack(net)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
+from models.decoder.packed import pack
+from models.decoder.transformer import Decoder
 from models.layouts.chameleon import decoder_config
 from models.llama_names import decoder_names, gather
-from models.packed import pack
 from models.target import ARTarget, Prompt
-from models.transformer import Decoder
 from tests.decoding import accept, chain, tree_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
 

@@ -18,8 +18,8 @@ from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import BatchShapes, DraftTree, Topology
 from models.cell_tokens import CellIds
+from models.decoder.packed import pack
 from models.drafter import DrafterNet, EagleDrafter
-from models.packed import pack
 from models.target import ARTarget, EncodedPrompt, Prompt
 from tests.decoding import static_growth
 from tests.golden import FIRST_CODE, UNCONDITIONAL, anole, close, llamagen, tensors

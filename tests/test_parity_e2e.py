@@ -22,8 +22,8 @@ from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule
 from models.cell_tokens import CellIds
+from models.decoder.packed import pack
 from models.drafter import DrafterNet, EagleDrafter
-from models.packed import pack
 from models.target import ARTarget, Prompt
 from tests.decoding import static_growth
 from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, llamagen, tensors

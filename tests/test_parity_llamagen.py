@@ -10,7 +10,7 @@ from adt_tree.noise import Noise
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from adt_tree.tree import DraftTree
-from models.transformer import rotary_table
+from models.decoder.transformer import rotary_table
 from tests.decoding import accept, chain, codes_of
 from tests.golden import close, llamagen, tensors
 

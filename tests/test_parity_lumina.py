@@ -10,11 +10,11 @@ from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.layouts.chameleon import SIZES, decoder_config, grid_of
 from models.llama_names import decoder_names, gather
 from models.target import Prompt
-from models.transformer import Decoder
 from tests.decoding import codes_of, model_of
 from tests.golden import FIRST_CODE, anole, close, tensors, values
 from tests.test_row_ends import TREES

@@ -17,7 +17,7 @@ from PIL import Image
 
 from adt_tree.noise import NoiseTable
 from adt_tree.pipeline import Pipeline
-from models.cache import KVCache
+from models.decoder.cache import KVCache
 from models.target import ARTarget
 from tests.conftest import Command, Refused, Result, Run
 from tests.runs import contents, images, python, record, signalled, statistics

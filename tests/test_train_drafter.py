@@ -20,9 +20,9 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
+from models.decoder.packed import unpacked
 from models.drafter import EagleDrafter
 from models.model import Model
-from models.packed import unpacked
 from tests.checkpoints import Checkpoints, Tiny
 from tests.conftest import Refused, Run
 from training import drafter_data, drafter_states

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from models.codecs.vq import VQConfig, VQModel
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.footprint import Dimensions, published_dimensions
 from models.layouts.chameleon import decoder_config
 from models.llama_names import decoder_names, drafter_names, scatter
-from models.transformer import Decoder
 
 CODES, FIRST_CODE, GRID = 64, 4, 4
 VQ = {

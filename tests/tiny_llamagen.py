@@ -15,11 +15,11 @@ from torch import Tensor
 
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import published_names
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.layouts.llamagen import decoder_config, drafter_config
 from models.layouts.llamagen_prompts import CaptionProjector
 from models.llama_names import decoder_names, drafter_names, original_names, scatter
-from models.transformer import Decoder
 from tests.tiny import taught
 
 CODES, FEATURES, ROWS, CLASSES = 64, 24, 12, 7

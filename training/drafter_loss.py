@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adt_tree.sampling import guide
+from models.decoder.transformer import attend_densely
 from models.drafter import DrafterNet
-from models.transformer import attend_densely
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import append_line
+from models.decoder.packed import unpacked
 from models.family import LoadOptions
 from models.loading import load, pick_device
 from models.model import Model
-from models.packed import unpacked
 from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.decoder.packed import pack
 from models.model import Model
-from models.packed import pack
 from models.target import ARTarget, EncodedPrompt, chain_mask
 
 BRANCHES = 2  # of guidance: conditional, unconditional

@@ -3,7 +3,7 @@
 Tensors of the same layout are shared directly. Gate and up projections, and values, are stacked into new
 matrices, and the parameters of the transformers model become views of these, so no weight is held twice. Only
 queries and keys are copied, because their rows are in another order (models.llama_names). On a CPU,
-decoding also copies all layers into oneDNN's layout (models.packed).
+decoding also copies all layers into oneDNN's layout (models.decoder.packed).
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
-from models.decoder_config import DecoderConfig, read_shape
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterLayout
 from models.family import Checkpoint
 from models.llama_names import decoder_names, published
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder
 
 BEGIN_OF_IMAGE = "<racm3:break>"
 SEPARATOR = "<reserved08706>"  # ends the user's turn

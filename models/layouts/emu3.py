@@ -23,7 +23,8 @@ from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQModel
-from models.decoder_config import DecoderConfig, read_shape
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.transformer import Decoder
 from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.image_tokens import ImageTokens
@@ -31,7 +32,6 @@ from models.layouts.chat import ChatTokenizer
 from models.llama_names import decoder_names, published
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder, token_prompts
-from models.transformer import Decoder
 
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
 IMAGE_START, IMAGE_TOKEN = "<|image start|>", "<|image token|>"

@@ -28,7 +28,8 @@ from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
-from models.decoder_config import DecoderConfig, read_shape
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.transformer import Decoder
 from models.drafter import LLAMA
 from models.family import Checkpoint, ModelFamily
 from models.image_tokens import ImageTokens
@@ -36,7 +37,6 @@ from models.layouts.chat import ChatTokenizer
 from models.llama_names import POST_NORM_BLOCK, decoder_names, published
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder, token_prompts
-from models.transformer import Decoder
 
 PREVIEW = 16  # cells along the side of a square image's preview, as in transformers' processor
 SIDE = 1024  # default of --height and --width in pixels

@@ -26,14 +26,14 @@ from models.checkpoint.stored_module import StoredModule, on_meta, require
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
-from models.decoder_config import DecoderConfig, read_shape
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.transformer import Decoder, make_head
 from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import Names, gather, layer_names, scatter
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
-from models.transformer import Decoder, make_head
 
 BEGIN_OF_IMAGE = "<begin_of_image>"
 TEXT, VQ = "model.language_model.", "model.vqmodel."

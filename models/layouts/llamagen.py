@@ -21,14 +21,14 @@ from models.checkpoint.hub import locate
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
-from models.decoder_config import DecoderConfig, read_shape
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.transformer import Decoder
 from models.drafter import DrafterLayout
 from models.family import Checkpoint, home_of
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
 from models.llama_names import decoder_names, original_names, published
 from models.model import Model, load_networks
 from models.target import PromptEncoder
-from models.transformer import Decoder
 
 HF_NORM_EPS, ORIGINAL_NORM_EPS, ROPE_BASE = 1e-6, 1e-5, 10000.0  # defaults where a configuration is silent
 SPARE = 4096  # positions after the raster, more than any draft tree has nodes

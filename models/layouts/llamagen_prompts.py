@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from adt_tree.errors import CheckpointError, UserError
 from models.checkpoint.config import read_config, read_tokenizer
 from models.checkpoint.files import reading
+from models.decoder.transformer import Decoder
 from models.layouts.captions import clean
 from models.target import EmbeddedPrefix, PromptEncoder
-from models.transformer import Decoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from adt_tree.errors import UserError
 from cli.parser import declare, option
 from models.checkpoint.files import write_json
-from models.decoder_config import DecoderConfig
+from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, scatter
 from training.emoji.bpe import Layout, image_token
 from training.emoji.data import sha256

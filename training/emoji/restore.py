@@ -18,7 +18,7 @@ from cli.parser import declare, option
 from models.checkpoint.files import replacing
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig
-from models.decoder_config import DecoderConfig
+from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, gather
 from training.emoji.codes import digest
 from training.emoji.stage import StageOptions, save_checkpoint

@@ -26,8 +26,8 @@ from tqdm import tqdm
 from adt_tree.errors import UserError
 from cli.parser import declare, option
 from models.checkpoint.files import append_line
-from models.decoder_config import DecoderConfig
-from models.transformer import Decoder
+from models.decoder.config import DecoderConfig
+from models.decoder.transformer import Decoder
 from training.emoji.bpe import IMAGE_FIRST, Layout, caption
 from training.emoji.codes import Codes
 from training.emoji.pictures import Picture, Pictures

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.tree import to_device
-from models.attention import Attend, choose_kernel, sdpa
-from models.decoder_config import DecoderConfig
-from models.positions import AxisPositions
+from models.decoder.attention import Attend, choose_kernel, sdpa
+from models.decoder.config import DecoderConfig
+from models.decoder.positions import AxisPositions
 
 ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that are multiples of this
 

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.cache import AttentionMetadata, KVCache
-from models.decoder_config import DecoderConfig
+from models.decoder.cache import AttentionMetadata, KVCache
+from models.decoder.config import DecoderConfig
 
 AXES = 3  # of rotary positions with rope_sections: time, row, column
 MAX_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more

@@ -1,4 +1,4 @@
-"""Attention by the package flash-attn, over the cache of models.cache (option --attention flash)."""
+"""Attention by the package flash-attn, over the cache of models.decoder.cache (option --attention flash)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from models.cache import AttentionMetadata, KVCache
+from models.decoder.cache import AttentionMetadata, KVCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from models.transformer import QK_NORM_EPS, Attention, Block, Decoder
+from models.decoder.transformer import QK_NORM_EPS, Attention, Block, Decoder
 
 EXPECTED_ROWS = 64  # a hint for the layout; oneDNN chooses the same one for 2 rows and for some hundreds
 # row_invariant() compares passes of so many rows. On a CPU with AMX, products in bf16 differ between most of

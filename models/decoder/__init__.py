@@ -1,0 +1,1 @@
+"""The decoder of all families: its layers, its key/value cache and the kernels of its attention."""
