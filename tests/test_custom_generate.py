@@ -147,7 +147,7 @@ def test_sampling_is_the_effective_configuration(
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     options = LoadOptions(target_size=8, ratio="5:3")
     pipe = Pipeline.from_transformers(model, tokenizer, options=options)
-    assert pipe.model.grid == Grid(ROWS, COLUMNS)
+    assert pipe.model.grid == Grid(ROWS, COLUMNS, row_ends=True)
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, guidance=2.5)
     codes = pipe(TEXTS[:2], "ar", sampling=sampling, seed=5).codes
     rows = tokens[:, -LENGTH - 3 : -3].view(2, ROWS, COLUMNS + 1)[:, :, :-1]
