@@ -13,6 +13,7 @@ from adt_tree.grid import Grid
 from adt_tree.method import METHODS
 from adt_tree.records import Decoded, Step
 from cli.bench import Options, check, configurations, load
+from eval.columns import COLUMNS
 from eval.profile import PARTS, exclusive_time
 from eval.random_model import middle_rows
 from eval.runs.measurements import Measured, Measurements
@@ -21,7 +22,7 @@ from tests.conftest import Refused, Result, Run
 from tests.tiny import tiny_dimensions
 
 VARIED = "--vary seed_cells=random,left,above"
-CLOCKS = ("SR", "SR_95", "median_s", "step_ms", "images_per_min", "half_s")  # timed keys
+CLOCKS = {"SR_95", *(column.key for column in COLUMNS.values() if column.timed)}
 
 
 def parsed(words: str) -> Options:
