@@ -9,7 +9,7 @@ from importlib import import_module
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
-from adt_tree.errors import UserError
+from adt_tree.errors import NoRoom, UserError
 from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.policy import Policy, TreeShape
@@ -82,12 +82,12 @@ def largest_target(
     """Returns a target with room for all of `shapes`, smallest first.
 
     Shapes that are too large for the model's positions or the device's memory are removed from the list, with
-    a line on stderr for each. UserError if none would be left.
+    a line on stderr for each. NoRoom if none would be left.
     """
     while True:
         try:
             return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt)
-        except UserError as error:
+        except NoRoom as error:
             if make_room():
                 continue
             if len(shapes) == 1:

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from adt_tree.engine import Engine, build
-from adt_tree.errors import UserError
+from adt_tree.errors import NoRoom, UserError
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.roles import Model, Request
 
-PROMPT_STEP = (
-    32  # the room for prompts is a multiple of this, so that prompts of similar lengths share an engine
-)
+# The room for prompts is a multiple of this, so that prompts of similar lengths share an engine.
+PROMPT_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +83,10 @@ class EngineCache:
             self._drop(self._max_engines - 1)
             try:
                 return rounded, self._build(rounded)
-            except (UserError, MemoryError, torch.OutOfMemoryError):
+            except (NoRoom, MemoryError, torch.OutOfMemoryError):
                 self.clear()
-            return exact, self._build(
-                exact
-            )  # outside the handler, because the error holds a part of an engine
+            # Outside the handler, because the error holds a part of an engine.
+            return exact, self._build(exact)
 
     def _build(self, key: EngineKey) -> Engine:
         model: Any = self._model  # a dataclass

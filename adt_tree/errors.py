@@ -15,6 +15,10 @@ class UserError(ValueError):
     """Something the user can put right: an option, a file, a prompt, a variable of the environment."""
 
 
+class NoRoom(UserError):
+    """Decoding needs more memory or positions than there are; a smaller tree, batch or prompt may fit."""
+
+
 class CheckpointError(UserError):
     """A checkpoint, or another file, that is missing, damaged or does not fit.
 

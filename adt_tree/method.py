@@ -279,7 +279,9 @@ class Method:
     def greedy_rule_differs(self) -> bool:
         """True if greedy images are verified by another rule than sampled ones, so that the two cannot share
         an engine."""
-        return self.lantern is not None or (self.drafting and not self.spec.verify)
+        if self.lantern is not None or self.verify != "coupled":
+            return True
+        return self.drafting and not self.spec.verify
 
     @property
     def exact(self) -> bool:

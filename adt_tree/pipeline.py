@@ -96,21 +96,21 @@ class Pipeline:
         model: str = "emoji",
         *,
         drafter: str | None = None,
-        device: str = "auto",
-        precision: str = "auto",
+        device: str | None = None,
+        precision: str | None = None,
         cuda_graphs: bool | None = None,
         options: LoadOptions = OPTIONS,
     ) -> Pipeline:
         """Loads a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
 
-        cuda_graphs: replay the parts of a step as CUDA graphs; None: as `options` say, by default on CUDA.
-        options: all other options of loading. The arguments device and precision replace its fields.
+        cuda_graphs: replay the parts of a step as CUDA graphs, by default on CUDA. options: all options of
+        loading; the arguments before it replace its fields unless they are None.
         """
         options = replace(
             options,
             drafter_path=drafter or options.drafter_path,
-            device=device,
-            precision=precision,
+            device=device or options.device,
+            precision=precision or options.precision,
             cuda_graphs=options.cuda_graphs if cuda_graphs is None else cuda_graphs,
         )
         return cls(load(model, options))

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from adt_tree.errors import CheckpointError, UserError
+from adt_tree.errors import CheckpointError, NoRoom
 from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder.cache import aligned
@@ -184,7 +184,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def check_room(dims: Dimensions, device: torch.device, precision: str) -> None:
-    """Raises UserError if decoding needs more memory than the device has free. The message names the largest
+    """Raises NoRoom if decoding needs more memory than the device has free. The message names the largest
     batch size that fits, or what else to change if a single image does not."""
     free, needed = free_bytes(device), decoding_peak(dims)
     if free is None or needed <= free:
@@ -195,7 +195,7 @@ def check_room(dims: Dimensions, device: torch.device, precision: str) -> None:
     if not fits:
         lower = "give --precision bf16, or" if precision == "fp32" else f"--precision is {precision} already:"
         advice = f"{lower} free memory on the device or use a larger one"
-    raise UserError(
+    raise NoRoom(
         f"--batch_size {dims.images}: decoding needs {needed / 1e9:.2f} GB beside the loaded model, and "
         f"{device} has {max(free, 0) / 1e9:.2f} GB free; {advice}"
     )

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.errors import UserError
+from adt_tree.errors import NoRoom, UserError
 from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Run, Scored, run_directly
 from adt_tree.tree import DraftTree, to_device
@@ -155,7 +155,7 @@ class ARTarget:
         capacity = max_prompt + grid.length + max_nodes
         # Some checkpoints state fewer positions than their images have codes. Such a limit is ignored.
         if capacity > config.max_positions >= grid.length:
-            raise UserError(
+            raise NoRoom(
                 f"{max_prompt} prompt tokens, {grid.length} cells and a tree of {max_nodes} nodes need "
                 f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
@@ -200,7 +200,7 @@ class ARTarget:
         """Returns the bounds on the cells in the slots' prefixes that a pass works with: one for each slot,
         or with few_shapes a single one for all, rounded up."""
         if self.few_shapes:
-            return (context_bucket(max(committed), self.grid.length),)
+            return (context_bucket(max(1, *committed), self.grid.length),)
         return tuple(committed)
 
     @property

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import pytest
 
 from adt_tree import Method, Pipeline, Sampling, TreeShape, engine_cache
-from adt_tree.errors import UserError
+from adt_tree.errors import NoRoom, UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.grid import Grid
 from tests.tape import Machine
@@ -28,7 +28,7 @@ class Builds:
 
         def counted(*given: Any) -> Any:
             if len(self.targets) >= self.fits:
-                raise UserError("no room")
+                raise NoRoom("no room")
             self.count, engine = self.count + 1, build(*given)
             self.targets.add(engine.target)
             return engine
@@ -145,7 +145,7 @@ def test_idle_engines_make_room_before_trees_shrink(
 
     def tight(*given: Any) -> Any:
         if builds.targets:
-            raise UserError("no room")
+            raise NoRoom("no room")
         return target(*given)
 
     monkeypatch.setattr(type(fresh.model), "target", tight)

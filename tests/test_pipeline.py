@@ -4,10 +4,12 @@ one line."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from adt_tree import METHODS, AdaptiveTree, Lantern, Pipeline, Sampling, StaticTree, TreeShape
+from models.family import LoadOptions
 
 PROMPTS = ["sun", "red moon", "a"]
 
@@ -105,6 +107,19 @@ def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
         assert all(tree.confidence[n] <= tree.confidence[p] + 1e-6 for n, p in enumerate(tree.parents))
         before += step.codes
     assert [codes[place] for place in range(len(PROMPTS))] == expected.codes
+
+
+def test_a_static_tree_has_no_node_below_a_filtered_one(pipe: Pipeline) -> None:
+    """Two codes pass the filter, and the tree asks for more children of a node than these."""
+    for step in pipe.stream("sun", method="eagle-1", sampling=Sampling(top_k=2, guidance=2.0)):
+        assert len(step.tree.codes) == step.step.nodes + 1
+
+
+def test_options_of_loading_are_read(tiny_checkpoint: Path) -> None:
+    options = LoadOptions(device="cpu", precision="bf16")
+    assert Pipeline.from_pretrained(str(tiny_checkpoint), options=options).model.precision == "bf16"
+    full = Pipeline.from_pretrained(str(tiny_checkpoint), precision="fp32", options=options)
+    assert full.model.precision == "fp32"
 
 
 def test_a_stream_that_is_closed_ends(pipe: Pipeline) -> None:

@@ -218,8 +218,9 @@ class StaticGrowth:
             value = value[:, level.child_parents, level.ranks]
             total = perturbed.logsumexp(dim=-1)[:, level.child_parents]
             codes[:, level.children] = code[:, level.child_parents, level.ranks]
-            valid[:, level.children] &= value.isfinite()
-            confidence[:, level.children] = value - total + confidence[:, self._parents[level.children]]
+            parents = self._parents[level.children]
+            valid[:, level.children] &= value.isfinite() & valid[:, parents]
+            confidence[:, level.children] = value - total + confidence[:, parents]
             if q is not None:
                 q[:, level.nodes] = log_q.exp()
         parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))

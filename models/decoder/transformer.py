@@ -248,11 +248,13 @@ class Positioned(nn.Module):
         # The table is not a buffer, so it is a real tensor even if the module is built on the meta device,
         # and a cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
         self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MAX_TABULATED)))
+        self._outgrown: list[Tensor] = []  # tables that CUDA graphs of earlier targets still read
         self._by_axis = ByAxis(config) if config.rope_sections else None
 
     def reserve(self, positions: int) -> None:
         """Makes the rotary table longer if it has fewer positions than `positions`."""
         if positions > len(self.rotary):
+            self._outgrown.append(self.rotary)
             longer = replace(self.config, max_positions=positions)
             self.rotary = rotary_table(longer, self.rotary.device)
 
