@@ -88,9 +88,8 @@ class BatchSlots:
             if self._exhausted or any(self._slots):
                 break
         for slot, image in enumerate(self._slots):
-            # The prefix of an idle slot grows by a code a step, and its cache has room for as many steps as
-            # one image takes. While no image begins, those in flight end within that many steps. So it is
-            # enough to empty idle slots whenever an image begins.
+            # An idle slot commits one code a step. Its cache cannot overflow: it is emptied whenever an image
+            # begins, and between two beginnings there are at most grid.length steps.
             if image is None and started:
                 self._release(slot)
         return any(self._slots)
@@ -215,7 +214,8 @@ class BatchSlots:
             )
             image.steps.append(step)
             image.target_calls += 1
-        return StepOutput(self.active(), self.pop_finished(), tree, verdict)
+        moved = self.active()  # before finished images leave their slots
+        return StepOutput(moved, self.pop_finished(), tree, verdict)
 
     def pop_finished(self) -> list[Decoded]:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""

@@ -19,7 +19,7 @@ CPU_SIZES, GPU_SIZES = (3, 7, 15, 19, 31), (7, 15, 31)
 # nodes (docs/LOG.md). The factor is only where a run starts from.
 FACTOR, EXPONENT = 0.5, 0.7
 TIMED_STEPS = 4  # of each size. A loaded machine only adds time, so the shortest of them counts.
-MEMORY = 1000.0  # predicted codes over which the ratio of accepted to predicted ones is averaged
+MEMORY = 1000.0  # a forgets old steps over about MEMORY / gain(n) of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FastestSize:
 
     ms(n) is the shortest of TIMED_STEPS steps, timed in the first steps at each number of images in flight;
     the step after a change is left out, because it may allocate memory or record graphs. gain(n) is the
-    growth law, a the ratio of accepted to predicted codes so far. A size is chosen when all are timed, and
+    growth law, a the accepted codes per unit of gain so far. A size is chosen when all are timed, and
     again when an image begins or the number of images in flight changes.
     """
 

@@ -73,8 +73,7 @@ class Tree(Protocol):
 
     def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
         """Returns the shapes for which a target needs room, smallest first. Those that do not fit may be left
-        out, as long as one remains. on_gpu: passes have one of a few numbers of rows, and idle slots take
-        part in them."""
+        out, as long as one remains. on_gpu: choose sizes that fill the numbers of rows of recorded passes."""
 
     def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> Policy:
         """Returns the policy that shapes the trees of `slots` images. shapes: those of shapes() that

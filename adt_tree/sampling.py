@@ -43,6 +43,7 @@ class Sampling:
 
     def as_tensors(self, like: Tensor) -> PassSampling:
         """Returns the settings of a pass whose images all have these, on the device of a tensor."""
+        # An empty tensor has new_tensor() too, without an import of torch.
         return PassSampling.of(like[:0].float().new_tensor([self.row]), [self])
 
     @property

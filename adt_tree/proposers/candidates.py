@@ -42,7 +42,8 @@ class History:
 
     An entry holds K codes with their log-confidences, the code below which it was scored, and a stamp that
     grows from pass to pass. A row of the tensors is one position of one image. Every image has an extra row,
-    P, which is never read: entries that are to be dropped are written there, so that writing needs no branch.
+    P, into which entries to be dropped are written, so that writing needs no branch. Its stamps stay EMPTY,
+    so that it reads as a row without entries.
     """
 
     def __init__(self, positions: int, slots: int, candidates: int, device: torch.device) -> None:
@@ -133,7 +134,7 @@ class Entries:
             (LATE, self.stamp > latest - HISTORY),  # stamps of one pass differ by less than HISTORY
             (NEWEST, self.stamp == latest),
         ):
-            weight = torch.add(weight, weight * entries, alpha=factor - 1)  # times the factor at `entries`
+            weight = weight * (1 + (factor - 1) * entries)
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = share[..., None] * self.confidence.exp()
         mass = parts.new_zeros(*code.shape, num_codes)

@@ -40,7 +40,7 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of entries that attention reads; no node attends to a later one
-    # Attention takes a call for each: rows of the pass, their rows of the cache, number of entries to read.
+    # One call of attention each: (rows of the pass, rows of the cache, number of entries to read).
     calls: Sequence[tuple[slice, slice, int]]
     kernel: Attend
 
