@@ -168,10 +168,8 @@ class Pipeline:
 
     @property
     def sampling(self) -> Sampling:
-        """The temperature, filters and guidance that the model was published with; temperature 1 unless it
-        names another."""
-        spec = self.model.spec
-        return Sampling(spec.temperature, spec.top_k or 0, spec.top_p, spec.guidance)
+        """The temperature, filters and guidance of calls that give none: those of the command line."""
+        return self.model.spec.sampling
 
     @property
     def default_method(self) -> str:

@@ -53,8 +53,8 @@ def by_model(usual: object, default: Callable[[ModelFamily], object]) -> str:
 
 def sampling_defaults(spec: ModelFamily) -> dict[str, float]:
     """Returns a model's own values of the options of the distribution, by name."""
-    top_k = TOP_K if spec.top_k is None else spec.top_k
-    return {"temperature": spec.temperature, "top_k": top_k, "top_p": spec.top_p, "cfg": spec.guidance}
+    own = spec.sampling
+    return {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "cfg": own.guidance}
 
 
 def sampling_of(options: Options, spec: ModelFamily) -> Sampling:
@@ -158,7 +158,8 @@ class PromptOptions(Options):
     """
 
     prompt: str | None = option(
-        "a text, repeated --num_images times with different seeds; a .txt, .tsv, .csv or .json file; or one "
+        "a text, repeated --num_images times with different seeds; a .txt (lines that begin with # are "
+        "comments), .tsv, .csv or .json file; or one "
         "of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
         "(default: prompts of the embedded model in configs/)",
         unit="TEXT",
@@ -206,7 +207,7 @@ class FilterOptions(Options):
 
     top_k: int | None = option(
         "sample among this many most probable codes; 0: all "
-        f"(default: {TOP_K}{by_model(None, lambda spec: spec.top_k)})",
+        f"(default: {TOP_K}{by_model(TOP_K, lambda spec: spec.top_k)})",
         unit="CODES",
         least=0,
     )
@@ -245,7 +246,7 @@ class SamplingOptions(FilterOptions):
     )
 
 
-def check_model(options: ModelOptions) -> None:
+def check_model(options: CheckpointOptions) -> None:
     """Raises UserError for an unknown model, and for options that belong to other models alone."""
     if options.model not in SPECS:
         raise UserError(
@@ -272,6 +273,13 @@ def check_model(options: ModelOptions) -> None:
         if written and name not in SPECS[options.model].options:
             models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
             raise UserError(f"{written}: it belongs to --model {models}; leave it out")
+
+
+def check_guided(options: CheckpointOptions, what: str) -> None:
+    """Raises UserError for a model without an unconditional branch. what: the option or command that reads
+    both branches."""
+    if SPECS[options.model].guidance == 1:
+        raise UserError(f"--model {options.model}: {what} needs the unconditional branch, which it lacks")
 
 
 def check_pixels(options: ModelOptions, command: str) -> None:

@@ -15,7 +15,7 @@ from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import reading
-from serve.settings import KEY_VARIABLE, checked_key, is_loopback
+from serve.settings import DEFAULTS, KEY_VARIABLE, checked_key, is_loopback
 
 
 @declare
@@ -23,7 +23,7 @@ class Options(ModelOptions, GraphOptions):
     """service"""
 
     ALIASES: ClassVar[dict[str, str]] = {"slots": "batch_size"}
-    batch_size: int = 4
+    batch_size: int = DEFAULTS.slots
     host: str = option(
         "address to listen at; one that other machines can reach (0.0.0.0: all addresses) needs a key",
         "127.0.0.1",
@@ -42,17 +42,20 @@ class Options(ModelOptions, GraphOptions):
     )
     queue: int = option(
         "images that may wait for a slot; requests for more are answered by status 429",
-        64,
+        DEFAULTS.queue,
         unit="IMAGES",
         least=10,
     )
     max_prompt_tokens: int = option(
-        "number of tokens of the longest prompt; the caches have room for it", 128, unit="TOKENS", least=1
+        "number of tokens of the longest prompt; the caches have room for it",
+        DEFAULTS.max_prompt_tokens,
+        unit="TOKENS",
+        least=1,
     )
-    max_body: int = option("size of the largest request", 65536, unit="BYTES", least=256)
+    max_body: int = option("size of the largest request", DEFAULTS.max_body, unit="BYTES", least=256)
     timeout: float = option(
         "time for the headers of a request to arrive, for its body, and between requests",
-        30.0,
+        DEFAULTS.timeout_s,
         unit="SECONDS",
         above=0,
         most=3600,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import gradio as gr
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, RELAXED
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
 from demo.race_page import race_frame
 from demo.recording import Recorder
 
@@ -58,7 +58,7 @@ def race(
         raise _refusal("The seed is empty: give a whole number.")
     try:
         prompt.encode()  # A browser can send text that is not Unicode, which no tokenizer takes.
-        sampling = Sampling(temperature=temperature, guidance=guidance)
+        sampling = replace(pipe.sampling, temperature=temperature, guidance=guidance)
         recordings = []
         for name in (left, right):
             relaxed = RELAXED if lantern and METHODS[name].lantern else None
@@ -87,6 +87,7 @@ def build(pipe: Pipeline) -> gr.Blocks:
     """Returns the page over a loaded model."""
     names = [name for name in pipe.methods if METHODS[name].exact]  # the page compares equal images
     examples = EXAMPLES.read_text(encoding="utf-8").splitlines()[:5]
+    usual = pipe.sampling
     with gr.Blocks(title="ADT-Tree: a race", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION)
         prompt = gr.Textbox(examples[0], label="Prompt", max_lines=3, max_length=MAX_CHARACTERS)
@@ -96,8 +97,8 @@ def build(pipe: Pipeline) -> gr.Blocks:
             right = gr.Dropdown(names, value=pipe.default_method, label="Right", min_width=120)
         with gr.Row():
             seed = gr.Number(7, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, min_width=100)
-            temperature = gr.Slider(0, 2, 1, step=0.1, label="Temperature", min_width=180)
-            guidance = gr.Slider(0, 10, 3, step=0.5, label="Guidance", min_width=180)
+            temperature = gr.Slider(0, 2, usual.temperature, step=0.1, label="Temperature", min_width=180)
+            guidance = gr.Slider(0, 10, usual.guidance, step=0.5, label="Guidance", min_width=180)
         lantern = gr.Checkbox(False, label="LANTERN", info="Faster, but another image")
         with gr.Row():
             start = gr.Button("Race", variant="primary", min_width=100)

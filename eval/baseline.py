@@ -77,7 +77,7 @@ class TransformersDecoder:
         positions = (torch.arange(width, device=device) - pad).clamp(min=0)
         self.noise.begin(0, request.seed)
         self.cache.reset()
-        settings = self.sampling.as_tensors(self.noise.at(positions[:1, :1]))
+        settings = self.sampling.as_tensors(positions)
         for number in range(self.model.grid.size):
             logits = self._pass(tokens, unpadded[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)
@@ -123,11 +123,11 @@ class JanusDecoder:
             torch.manual_seed(request.seed)
             generated = self.net.generate(
                 input_ids=tokens,
-                attention_mask=torch.ones_like(tokens),
+                attention_mask=torch.ones_like(tokens),  # type: ignore[arg-type]
                 generation_mode="image",
                 guidance_scale=sampling.guidance,
                 do_sample=not sampling.greedy,
-                **({} if sampling.greedy else settings),
+                **({} if sampling.greedy else settings),  # type: ignore[arg-type]
             )
             codes = generated[0].tolist()
             mean = (time.perf_counter() - started) / len(codes)

@@ -16,6 +16,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import method_spec
 from adt_tree.policy import AdaptiveTree, Tree, TreeShape
+from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class ModelFamily:
     static_tree: str = "mc_sim_7b_63"  # default tree of EAGLE-1
     guidance: float = 3.0  # published default of --cfg
     temperature: float = 1.0  # published default of --temperature
-    top_k: int | None = None  # published default of --top_k; None: none was published
+    top_k: int = TOP_K  # published default of --top_k
     top_p: float = 1.0  # published default of --top_p
     method: str = "eagle-2"  # default of --method
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
@@ -118,6 +119,11 @@ class ModelFamily:
     def target_folder(self) -> Path:
         """The default folder of the target."""
         return self.home / self.target
+
+    @property
+    def sampling(self) -> Sampling:
+        """The default distribution. A top-k above the number of codes keeps all of them."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.guidance)
 
     @property
     def drafter_folder(self) -> Path:

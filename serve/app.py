@@ -20,9 +20,8 @@ from serve.images import generate
 from serve.middleware import AccessMiddleware
 from serve.openmp import in_new_thread
 from serve.service import Service
-from serve.settings import Settings
+from serve.settings import DEFAULTS, Settings
 
-DEFAULTS = Settings()
 MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
 PAGE = Path(__file__).resolve().parent / "page"
 PAGES = {  # path -> file, type

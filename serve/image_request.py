@@ -16,7 +16,6 @@ from serve.api_errors import ApiError
 from serve.settings import MAX_IMAGES
 
 MAX_SEED = 2**63 - 1 - MAX_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
-QUALITIES = ("low", "medium", "high", "xhigh", "max")
 
 
 class LanternFields(BaseModel):
@@ -41,6 +40,7 @@ class ImageRequest(BaseModel):
     output_compression: Annotated[int, Field(ge=0, le=100)] = 100
     response_format: Literal["b64_json"] = "b64_json"
     background: Literal["auto", "opaque"] = "auto"
+    # quality, moderation, style and the two below it change nothing: OpenAI's clients may send them.
     quality: Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"] = "auto"
     moderation: Literal["auto", "low"] = "auto"
     style: Literal["vivid", "natural"] = "vivid"
@@ -51,17 +51,12 @@ class ImageRequest(BaseModel):
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     method: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     guidance: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     lantern: bool | LanternFields = False
     partial_rows: Annotated[int, Field(ge=1)] | None = None
-
-    @property
-    def shown_quality(self) -> str:
-        """Returns the quality that an answer names, in which OpenAI's API allows only QUALITIES and auto."""
-        return self.quality if self.quality in QUALITIES else "auto"
 
 
 def parse(body: bytes) -> ImageRequest:
@@ -132,9 +127,9 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
         text = f"method {name!r}: choose one of {', '.join(pipe.methods)}"
         raise ApiError(400, text, "method", "invalid_value")
     sampling = Sampling(
-        temperature=request.temperature,
+        temperature=usual.temperature if request.temperature is None else request.temperature,
         top_k=usual.top_k if request.top_k is None else min(request.top_k, pipe.model.num_codes),
-        top_p=request.top_p,
+        top_p=usual.top_p if request.top_p is None else request.top_p,
         guidance=usual.guidance if request.guidance is None else request.guidance,
     )
     lantern = None

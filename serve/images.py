@@ -160,7 +160,7 @@ async def events(order: Order, image_request: ImageRequest, service: Service) ->
     common = {
         "background": "opaque",
         "output_format": image_request.output_format,
-        "quality": image_request.shown_quality,
+        "quality": "auto",  # the stream must name one, and all are the same here
         "size": size_of(service.pipe),
     }
     partials, finished = dict.fromkeys(order.jobs, 0), 0

@@ -18,9 +18,9 @@ from ray.serve import Application
 from starlette.types import ASGIApp
 
 from adt_tree.pipeline import Pipeline
-from serve.app import DEFAULTS, create_app
+from serve.app import create_app
 from serve.openmp import in_new_thread
-from serve.settings import KEY_VARIABLE, Settings, checked_key
+from serve.settings import DEFAULTS, KEY_VARIABLE, Settings, checked_key
 
 # Requests that a replica takes beyond its slots and queue: those that it refuses with 429, /health, /metrics.
 # Ray answers 503 above its limit, and its default of 5 would leave slots idle.

@@ -51,3 +51,6 @@ class Settings:
             raise UserError(f"slots {self.slots}, max_prompt_tokens {self.max_prompt_tokens}: give 1 or more")
         if self.queue < MAX_IMAGES:
             raise UserError(f"queue {self.queue}: give {MAX_IMAGES} or more, the most of one request")
+
+
+DEFAULTS = Settings()
