@@ -30,7 +30,7 @@ COMMANDS = {
     "generate_codebook": "write the table of nearest codes that --lantern reads",
     "generate_train_data": "generate the images that a drafter learns from",
     "extract_code": "encode captioned pictures for a drafter to learn from",
-    "train_drafter": "train a drafter for any of the models",
+    "train_drafter": "train a drafter for a model that takes guidance",
     "train_emoji": "build the embedded model, one stage per call",
     "evaluate": "score the images of a run: CLIP, HPS v2, FID, KID, Inception Score and others",
     "eval_fid_clip": "evaluate --metrics clip fid",

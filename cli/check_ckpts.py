@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 from adt_tree.errors import UserError
-from cli.options import CheckpointOptions
+from cli.options import CheckpointOptions, check_model
 from cli.parser import as_written, declare, option, positional
 from models.family import LoadOptions
 from models.registry import SPECS, spec_of
@@ -38,6 +38,7 @@ def run(options: Options) -> None:
         raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
     for name in names:
         spec_of(name)
+        check_model(replace(options, model=name))
     from cli.model_from_options import load_options
     from models.inspection import inspect
 

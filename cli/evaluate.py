@@ -180,7 +180,9 @@ def check(options: Options) -> None:
         if not precalculated:
             raise UserError("--fake_dir: give the folder of images to score")
         refuse_unread(options, ("how_many", "k", "scores"), "there is no --fake_dir")
-    if options.ref_dir is None and not (precalculated and Path(precalculated).exists()):
+    if precalculated and Path(precalculated).exists():
+        refuse_unread(options, ("ref_dir",), f"--fname_precalc {precalculated} has the features already")
+    elif options.ref_dir is None:
         for name in options.metrics:
             if "ref_dir" in READS[name]:
                 raise UserError(f"--metrics {name}: it compares with real images: give them by --ref_dir")

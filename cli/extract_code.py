@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
-from cli.options import ModelOptions, ShardOptions
+from cli.options import ModelOptions, ShardOptions, check_guided, check_model
 from cli.parser import declare, option
 
 if TYPE_CHECKING:
@@ -64,40 +64,40 @@ def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
     return pairs, len(pictures) - len(pairs)
 
 
-def centre_crop(picture: Image.Image, size: int) -> np.ndarray:
-    """Returns the centre of a picture as uint8 [size, size, 3].
+def centre_crop(picture: Image.Image, height: int, width: int) -> np.ndarray:
+    """Returns the centre of a picture as uint8 [height, width, 3].
 
-    Box filters halve the picture until its short side is less than twice `size`. Bicubic interpolation then
-    resizes that side to `size`.
+    Box filters halve the picture until one side is less than twice the wanted one. Bicubic interpolation then
+    resizes it to the smallest size that covers height x width.
     """
     import numpy as np
     from PIL import Image
 
-    while min(picture.size) >= 2 * size:
+    while picture.height >= 2 * height and picture.width >= 2 * width:
         picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
-    scale = size / min(picture.size)
-    width, height = (max(round(side * scale), size) for side in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - size) // 2, (height - size) // 2
-    return np.asarray(picture.crop((left, top, left + size, top + size)))
+    scale = max(height / picture.height, width / picture.width)
+    covering = max(round(picture.width * scale), width), max(round(picture.height * scale), height)
+    picture = picture.resize(covering, Image.Resampling.BICUBIC)
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    return np.asarray(picture.crop((left, top, left + width, top + height)))
 
 
-def read_pair(path: Path, size: int) -> tuple[str, Tensor] | None:
-    """Returns a caption and pixels uint8 [size, size, 3]; None if one is damaged, or the caption empty."""
+def read_pair(path: Path, height: int, width: int) -> tuple[str, Tensor] | None:
+    """Returns a caption and pixels uint8 [height, width, 3]; None if one is damaged, or the caption empty."""
     import torch
     from PIL import Image
 
     try:
         text = " ".join(path.with_suffix(".txt").read_text(encoding="utf-8").split())
         with Image.open(path) as picture:
-            pixels = centre_crop(picture.convert("RGB"), size)
+            pixels = centre_crop(picture.convert("RGB"), height, width)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return (text, torch.from_numpy(pixels.copy())) if text else None
 
 
 def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
-    """Returns the codes of each picture uint8 [size, size, 3]."""
+    """Returns the codes of each picture uint8 [height, width, 3]."""
     import torch
 
     from models.codecs.vq import from_uint8
@@ -112,6 +112,9 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
 
 def run(options: Options) -> None:
     """Encodes every picture that --output_dir lacks. The last line printed is one JSON document."""
+    check_model(options)
+    if options.features:
+        check_guided(options, "--features")
     root, batch = Path(options.data_path), options.batch_size
     by_name, without_caption = find_pairs(root)
     pairs = list(by_name.items())
@@ -127,14 +130,15 @@ def run(options: Options) -> None:
     model = load_without_drafter(options).model
     if model.codec is None:
         raise UserError(f"extract_code encodes pixels, and {model.no_codec_message}")
-    size = model.grid.height * model.codec.config.patch_size
+    grid, patch = model.grid.image, model.codec.config.patch_size
+    height, width = grid.height * patch, grid.width * patch
     facts = origin(model, generated=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [(name, path) for name, path in pairs if name not in writer.names]
     damaged = []
     try:
         for start in tqdm(range(0, len(pending), batch), unit="batch"):
-            contents = {name: read_pair(path, size) for name, path in pending[start : start + batch]}
+            contents = {name: read_pair(path, height, width) for name, path in pending[start : start + batch]}
             damaged += [name for name, pair in contents.items() if pair is None]
             readable = {name: pair for name, pair in contents.items() if pair is not None}
             all_codes = encode(model, [pixels for _, pixels in readable.values()])

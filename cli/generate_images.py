@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import UserError
 from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
-from cli.options import PromptOptions, RunOptions
+from cli.options import PromptOptions, RunOptions, refuse_unread
 from cli.parser import declare, option
 from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts, make_requests
 
@@ -48,6 +48,8 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
+    if options.heatmaps and not method.drafting:
+        refuse_unread(options, ("heatmaps",), f"method {method.name} drafts no trees")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from eval.runs.process import worker
     from eval.runs.run_folder import CODES, IMAGE_CELLS, IMAGE_CODES, RunFolder
@@ -56,6 +58,8 @@ def run(options: Options) -> None:
     pipe = load(options, method.spec.network)
     method = with_checkpoint_sampling(options, method, pipe)
     why_no_pixels = pipe.model.missing_for_pixels
+    if options.heatmaps and why_no_pixels:
+        refuse_unread(options, ("heatmaps",), "there are no pixels for maps")
     if options.record and pipe.model.codec is None:
         raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.no_codec_message}")
     window = (options.start_idx, options.end_idx or DEFAULT_END)

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from adt_tree.method import Method
-from cli.options import ModelOptions, PromptOptions, SamplingOptions, ShardOptions, sampling_of
+from cli.options import (
+    ModelOptions,
+    PromptOptions,
+    SamplingOptions,
+    ShardOptions,
+    check_guided,
+    check_model,
+    sampling_of,
+)
 from cli.parser import declare
 from eval.runs.prompts import DRAFTER_FILE, load_prompts, make_requests
 
@@ -27,6 +35,9 @@ class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
 
 def run(options: Options) -> None:
     """Generates every image that the folder does not hold yet. The last line printed is one JSON document."""
+    check_model(options)
+    if options.features:
+        check_guided(options, "--features")
     prompts = load_prompts(options, DRAFTER_FILE)
     import torch
     from tqdm import tqdm

@@ -101,6 +101,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, description=description, allow_abbrev=False)
         types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
         groups = cls.__mro__[:-1]
+        self.repeated = [item.name for item in fields(cls) if item.metadata.get("repeat")]
         aliases = [pair for group in groups for pair in vars(group).get("ALIASES", {}).items()]
         sections: dict[str, Any] = {}
         for group in groups:
@@ -123,6 +124,9 @@ class Parser(argparse.ArgumentParser):
                 stored = self._values([word for item in content.items() for word in self.words_of(*item)])
             except UserError as error:
                 raise UserError(f"config {values.config}: {error}") from None
+            for name in self.repeated:
+                if getattr(values, name) is not None:
+                    setattr(stored, name, None)  # argparse would append to the file's values
             values = self._values(argv, stored)
         return vars(values)
 
@@ -150,12 +154,13 @@ class Parser(argparse.ArgumentParser):
             if not isinstance(value, bool):
                 raise UserError(f"{key} is {value!r}: give true or false")
             return [f"--{key}" if value else f"--no-{key}"]
-        words = value if isinstance(value, list) and action.nargs else [value]
+        repeated = action.dest in self.repeated
+        words = value if isinstance(value, list) and (action.nargs or repeated) else [value]
         if not all(isinstance(word, str | int | float) and not isinstance(word, bool) for word in words):
             raise UserError(f"{key} is {value!r}: give a plain value")
-        if isinstance(value, list):
+        if isinstance(value, list) and not repeated:
             return [f"--{key}", *map(str, value)]
-        return [f"--{key}={value}"]  # this form also takes a value that begins with a dash
+        return [f"--{key}={word}" for word in words]  # this form also takes a value that begins with a dash
 
 
 def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint: Any, default: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cli.options import DEVICES, CheckpointOptions
+from cli.options import DEVICES, CheckpointOptions, check_guided, check_model, refuse_unread
 from cli.parser import Options as Base
 from cli.parser import declare, option
 
@@ -122,8 +122,24 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     seed: int = option("seed of the split, the order and the noise", 0, unit="SEED")
 
 
+def check(options: Options) -> None:
+    """Raises UserError for a model that no drafter can be trained for, and for an option that is not read."""
+    check_model(options)
+    check_guided(options, "train_drafter")
+    noise = f"--data_noise {options.data_noise} does not read it"
+    if options.data_noise != "gaussian":
+        refuse_unread(options, ("mean",), noise)
+    if options.data_noise == "none":
+        refuse_unread(options, ("std",), noise)
+    if options.optimizer != "muon":
+        refuse_unread(options, ("muon_lr",), f"--optimizer {options.optimizer} does not read it")
+    if not options.is_warmup:
+        refuse_unread(options, ("warmup_steps_ratio",), "--no-is_warmup does not read it")
+
+
 def run(options: Options) -> None:
     """Trains, validates and saves the drafter. The last line printed is one JSON document."""
+    check(options)
     from cli.model_from_options import load_options
     from training.drafter_trainer import run as train
 

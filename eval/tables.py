@@ -152,10 +152,11 @@ def note(result: Mapping[str, Any]) -> str:
 
 def origin(environment: Mapping[str, Any]) -> str:
     """Returns the machine, the code and the date of a measurement in words."""
-    dirty = ", with uncommitted changes" if environment["dirty"] else ""
+    unknown = ", perhaps with uncommitted changes"  # git failed
+    dirty = {True: ", with uncommitted changes", False: "", None: unknown}[environment["dirty"]]
     return (
         f"{environment['threads']} threads, {environment['device']}, torch {environment['torch']}, commit "
-        f"{environment['commit']}{dirty}, {environment['date']}"
+        f"{environment['commit'] or 'unknown'}{dirty}, {environment['date']}"
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from adt_tree import decode
 from adt_tree.errors import UserError
 from cli.train_emoji import STAGES
+from eval.runs import process
 from eval.runs.process import worker
 from main import COMMANDS
 from tests.checkpoints import Checkpoints
@@ -127,6 +128,12 @@ def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(
     assert not (tmp_path / "o").exists()
 
 
+def test_a_git_that_fails_is_no_clean_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process, "ROOT", tmp_path)
+    origin = process.environment("cpu")
+    assert origin["commit"] is origin["dirty"] is origin["changes"] is None
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -136,6 +143,10 @@ def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(
         "memory x1",
         "check_ckpts chameleon",
         "check_ckpts emoji anole --model_path some_folder",
+        "check_ckpts emoji --vq_path some_file",
+        "generate_train_data --model glm_image --features",
+        "extract_code --model glm_image --features",
+        "generate_images --method ar --heatmaps 2",
     ],
 )
 def test_unknown_commands_and_choices(refused: Refused, words: str) -> None:

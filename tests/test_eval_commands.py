@@ -142,6 +142,7 @@ def test_precision_and_recall_with_stored_features(
     fewer = result(*storing, *fake, "--num_samples", 5, "--k", 1)
     assert (fewer["images"], fewer["real_images"]) == (5, 5)
     assert "--k 6" in refused(*storing, *fake, "--k", 6)
+    assert "--ref_dir" in refused(*storing, *fake, "--ref_dir", real)
     weights = torch.load(vgg, weights_only=True)
     torch.save({name: tensor + 1 for name, tensor in weights.items()}, vgg)
     assert str(store) in refused(*storing, *fake)

@@ -13,6 +13,7 @@ from adt_tree.method import METHODS, Lantern, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
+from cli import train_drafter
 from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
@@ -215,6 +216,27 @@ def test_bad_config_files(tmp_path: Path, text: str | bytes | None, named: str) 
     with pytest.raises(UserError, match=rf"run\.yaml.*{named}") as caught:
         parse(f"--config {file}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_gives_a_repeated_option_and_the_command_line_replaces_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("vary: [depth=2, adt_beta=0.5]\n")
+    words = ["--config", str(file)]
+    assert Bench.parse(words).vary == (("depth", (2,)), ("adt_beta", (0.5,)))
+    assert Bench.parse([*words, "--vary", "depth=3"]).vary == (("depth", (3,)),)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--model glm_image", "unconditional"), ("--model emoji --vq_path x", "--vq_path x"),
+        ("--mean 1", "--mean 1.0"), ("--data_noise none --std 1", "--std 1.0"), ("--muon_lr 1", "--muon_lr"),
+        ("--no-is_warmup --warmup_steps_ratio 0.5", "--warmup_steps_ratio"),
+    ],
+)  # fmt: skip
+def test_train_drafter_refuses_what_it_would_not_read(words: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        train_drafter.check(train_drafter.Options.parse(words.split()))
 
 
 @pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "train_emoji"), *STAGES])

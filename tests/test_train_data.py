@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_tree.relax import nearest_table
+from cli.extract_code import centre_crop
 from models.codecs.nearest_codes import read_table
 from models.codecs.vq import from_uint8
 from models.model import Model
@@ -207,3 +208,11 @@ def test_the_table_of_nearest_codes_is_whole_and_read_back(
     stored = np.load(path)
     assert stored.dtype == np.uint16 and stored.shape == (model.num_codes, width)
     assert torch.equal(read_table(path, model.codebook, width), nearest_table(model.codebook, width))
+
+
+def test_pictures_are_cropped_to_the_grid() -> None:
+    """Columns of the picture differ, so the crop shows which are kept."""
+    columns = Image.fromarray(np.arange(40, dtype=np.uint8)[None, :, None].repeat(10, 0).repeat(3, 2))
+    wide, tall = centre_crop(columns, 10, 20), centre_crop(columns, 10, 5)
+    assert (wide[0, :, 0] == np.arange(10, 30)).all() and wide.shape == (10, 20, 3)
+    assert tall.shape == (10, 5, 3) and centre_crop(columns, 30, 20).shape == (30, 20, 3)

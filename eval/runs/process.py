@@ -15,6 +15,7 @@ import torch
 from adt_tree.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = ("adt_tree", "models", "eval", "cli", "serve", "training", "demo", "main.py")
 
 
 def worker() -> tuple[int, int]:
@@ -43,14 +44,15 @@ def synchronise(device: torch.device) -> None:
 def environment(device: str) -> dict[str, Any]:
     """Returns the origin of a figure measured now: commit, date, device, threads and torch's version.
 
-    device: cpu or cuda. "changes" is a hash of uncommitted changes to the code that runs, or None.
+    device: cpu or cuda. "changes" is a hash of uncommitted changes to the code that runs, or None. If git
+    fails, all three are None: the code is unknown.
     """
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
-    changes = _git("diff", "HEAD", "--", "adt_tree", "models", "eval", "cli", "serve")  # code that runs
+    changes, status = _git("diff", "HEAD", "--", *CODE), _git("status", "--porcelain", "--untracked-files=no")
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "dirty": None if status is None else bool(status),
         "changes": hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": name,
@@ -59,12 +61,12 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def _git(*words: str) -> str:
-    """Returns what a git command prints in this repository; nothing where there is no git or repository."""
+def _git(*words: str) -> str | None:
+    """Returns what a git command prints in this repository; None if it fails or there is no repository."""
     try:
         answer = subprocess.run(
             ("git", *words), cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
