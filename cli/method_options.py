@@ -278,9 +278,10 @@ def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
 def selected(options: DecodingOptions) -> MethodSpec:
     """Returns the method that --method and the published flags select together.
 
-    Each given flag admits the methods that agree with it. Of several that all flags admit, the default method
-    of the model comes first, then the same source of drafts, then trees of a fixed shape.
-    Raises UserError for a flag that admits none of those that the flags before it admit.
+    Each given flag excludes the methods that do not agree with it. Of the methods left, the result is the
+    model's default method if it is among them, else one with the same source of drafts if there is one, and
+    of those one whose trees have a fixed shape.
+    Raises UserError for a flag that excludes all methods that the flags before it left.
     """
     admits: dict[str, Callable[[MethodSpec], bool]] = {
         "method": lambda spec: spec.name == options.method,

@@ -86,7 +86,10 @@ class Column:
         if row.get(self.key) is None:
             return "-"
         text = self.form.format(row[self.key])
-        low, high = (intervals and row.get(f"{self.key}_95")) or (None, None)
+        ends = row.get(f"{self.key}_95")
+        if not intervals or ends is None:
+            return text
+        low, high = ends
         return text if low == high else f"{text} ({self.form.format(low)}-{self.form.format(high)})"
 
 

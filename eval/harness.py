@@ -107,10 +107,10 @@ def measure(
 def portions(requests: Sequence[Request], batch_size: int) -> list[Sequence[Request]]:
     """Returns the requests in batches of prompts. All configurations decode one batch before the next begins.
 
-    batch_size: the number of images in flight, B. With B = 1 a batch of prompts is one image, else it has at
-    least REFILLS * B images, or all if there are fewer. So most images that finish leave their slot to
-    another, as in a long run. But images that draft are out of step, so the last steps, in which slots are
-    empty, still take about a seventh of the time of methods that draft (docs/LOG.md).
+    batch_size: the number of images in flight, B. With B = 1 a batch of prompts is one image. Otherwise it
+    has at least REFILLS * B images, or all if there are fewer, so that most slots are refilled as in a long
+    run. In the last steps of a batch some slots are empty: about a seventh of the time of methods that draft
+    (docs/LOG.md).
     """
     size = 1 if batch_size == 1 else REFILLS * batch_size
     count = max(1, len(requests) // size)

@@ -32,8 +32,10 @@ def stored_run(root: Path) -> tuple[RunFolder, tuple[int, int] | None]:
         options = Namespace(**settings)
         window = (options.start_idx, options.end_idx or DEFAULT_END)
         folder = RunFolder(root, window, load_prompts(options), settings[FINGERPRINT])
-    codes = settings.get(IMAGE_CODES)
-    return folder, codes and (codes, settings.get(IMAGE_CELLS, codes))
+    if IMAGE_CODES not in settings:
+        return folder, None
+    codes = settings[IMAGE_CODES]
+    return folder, (codes, settings.get(IMAGE_CELLS, codes))
 
 
 def faults(folder: RunFolder, counts: tuple[int, int] | None) -> list[str]:

@@ -258,10 +258,12 @@ class RunFolder:
         Returns whether the statistics changed; they do not if another process has written them already.
         """
         before = self.statistics_path.read_bytes() if self.statistics_path.exists() else None
-        finished = None
-        while finished != (finished := finished_records(self.root)):
-            # In the meantime another process may have finished an image and written the steps without ours.
+        while True:
+            finished = finished_records(self.root)
             for path, lines in self.derived():
                 with replacing(path) as part, part.open("w", encoding="utf-8") as stream:
                     stream.writelines(lines)
+            # In the meantime another process may have finished an image and written the steps without ours.
+            if finished == finished_records(self.root):
+                break
         return self.statistics_path.read_bytes() != before
