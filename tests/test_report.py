@@ -224,8 +224,8 @@ def test_the_grid_follows_from_the_steps() -> None:
     first = {"position": 1, "row": 0, "column": 1, "accepted": 4}
     last = {"position": 6, "row": 1, "column": 2, "accepted": 1}
     assert (grid_of([first, last]), grid_of([first])) == (Grid(2, 4), Grid(1, 6))
-    with pytest.raises(UserError, match="7 codes"):
-        grid_of([first, {**last, "accepted": 0}])
+    with pytest.raises(UserError, match="9 cells"):
+        grid_of([first, {**last, "accepted": 2}])
 
 
 TWO = Grid(2, 5, before=(Raster(3, 2),))  # positions 0 to 5 and 6 to 15
