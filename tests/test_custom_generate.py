@@ -336,12 +336,10 @@ def test_the_folder_form_elsewhere(
     assert Path(file) == ROOT / "adt_tree" / "__init__.py" and names == []
 
 
-def test_the_installation_lists_every_package() -> None:
-    import tomllib
-
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+def test_the_installation_finds_every_package() -> None:
+    """setuptools finds the folders that are packages."""
     folders = {path.parent for top in ("adt_tree", "models") for path in (ROOT / top).rglob("*.py")}
-    assert sorted(listed) == sorted(".".join(path.relative_to(ROOT).parts) for path in folders)
+    assert len(folders) > 5 and all((folder / "__init__.py").exists() for folder in folders)
 
 
 def test_without_an_installation_one_line_says_so(tmp_path: Path) -> None:

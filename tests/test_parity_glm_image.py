@@ -118,7 +118,7 @@ def test_hidden_states_and_logits(
 ) -> None:
     """Compares every position of the prompt and of both rasters, with packed layers and with plain ones."""
     if not packs:
-        monkeypatch.setattr("models.target.pack", lambda decoder: None)
+        monkeypatch.setattr("models.model.pack", lambda decoder: None)
     theirs, text = cases[case], TEXTS[SIZES.index(size)]
     model = theirs.ours(*size).model
     assert [(part.height, part.width) for part in model.grid.rasters] == [PREVIEWS[size], size]
