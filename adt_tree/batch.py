@@ -63,6 +63,8 @@ class BatchSlots:
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
         self._started = [0.0] * target.slots
+        ends = target.grid.length > target.grid.size  # a grid without row ends needs no search for them
+        self._row_ends = frozenset(filter(target.grid.is_row_end, range(target.grid.length)) if ends else ())
         self._cells = [0] * target.slots  # cells that each image has committed, row ends included
         self._exhausted, self._releases = False, releases
         self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
@@ -195,8 +197,7 @@ class BatchSlots:
             if any(map(math.isnan, best)):
                 self._fail(slot, self._requests[slot], nan_error(image.name, position))
                 continue
-            ends = map(self.grid.is_row_end, range(position, position + count))
-            image.codes += [int(code) for code, is_end in zip(codes, ends, strict=True) if not is_end]
+            image.codes += [int(c) for n, c in enumerate(codes, position) if n not in self._row_ends]
             self._cells[slot] += count
             cell = self.grid.cell(position)
             step = Step(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -337,9 +338,15 @@ def test_the_folder_form_elsewhere(
 
 
 def test_the_installation_finds_every_package() -> None:
-    """setuptools finds the folders that are packages."""
+    """setuptools finds the folders that are packages and have one of the listed names."""
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    listed = settings["packages"]["find"]["include"]
     folders = {path.parent for top in ("adt_tree", "models") for path in (ROOT / top).rglob("*.py")}
-    assert len(folders) > 5 and all((folder / "__init__.py").exists() for folder in folders)
+    for folder in folders:
+        name = ".".join(folder.relative_to(ROOT).parts)
+        assert (folder / "__init__.py").exists() and any(fnmatch(name, pattern) for pattern in listed), name
 
 
 def test_without_an_installation_one_line_says_so(tmp_path: Path) -> None:
