@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from adt_tree import Pipeline
 from cli.gpu_check import PARTS
 from eval import gpu_check
 from eval.gpu_check import Part
+from eval.profile import memory
 from tests.conftest import Run
 
 GB = 10**9
@@ -71,6 +73,16 @@ def test_a_part_is_a_process(tmp_path: Path) -> None:
     assert "status 3" in gpu_check.run(Part("emoji", ("-c", "raise SystemExit(3)")), tmp_path, 60)["failed"]
     sleeper = Part("emoji", ("-c", "import time; time.sleep(60)"))
     assert "0 s" in gpu_check.run(sleeper, tmp_path, 0.2)["failed"]
+
+
+def test_memory_is_estimated_for_every_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    requests = pipe.requests(["sun"], 0)
+    engines = [pipe.engine(pipe.method(name), requests) for name in ("ar", "eagle-2")]
+    alone = [memory(pipe.model, [engine]) for engine in engines]
+    both = memory(pipe.model, engines)
+    assert both == {"peak_bytes": 7, "estimate_bytes": sum(one["estimate_bytes"] for one in alone)}
+    assert alone[1]["estimate_bytes"] > alone[0]["estimate_bytes"] > 0
 
 
 def test_tests_are_counted(tmp_path: Path) -> None:
