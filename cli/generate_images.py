@@ -52,7 +52,7 @@ def run(options: Options) -> None:
         refuse_unread(options, ("heatmaps",), f"method {method.name} drafts no trees")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from eval.runs.process import worker
-    from eval.runs.run_folder import CODES, IMAGE_CELLS, IMAGE_CODES, RunFolder
+    from eval.runs.run_folder import CODES, RASTERS, RunFolder, raster_rows
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
@@ -69,8 +69,7 @@ def run(options: Options) -> None:
     skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
     share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
     images = decode(options, method, pipe, folder, share)
-    counts = {IMAGE_CODES: pipe.model.grid.size, IMAGE_CELLS: pipe.model.grid.length}
-    stored = {**resolved_options(options, pipe.model), **counts}
+    stored = {**resolved_options(options, pipe.model), RASTERS: raster_rows(pipe.model.grid)}
     folder.start(stored)  # nothing is refused from here on
     started = time.perf_counter()
     store(pipe, images, folder, share, silent=rank > 0)

@@ -124,8 +124,8 @@ def check_runs(roots: Sequence[Path]) -> None:
     """
     complete = True
     for root in roots:
-        folder, counts = stored_run(root)
-        lines = faults(folder, counts)
+        folder, grid = stored_run(root)
+        lines = faults(folder, grid)
         print("\n".join(lines) or f"{root}: all {len(folder.prompts)} images of its configuration are there")
         complete &= not lines
     if not complete:

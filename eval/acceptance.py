@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from adt_tree.errors import UserError
-from adt_tree.grid import Grid, Raster
-from eval.runs.run_folder import read_records
+from adt_tree.grid import Grid
+from eval.runs.run_folder import RECORDS, read_records, stored_grid
+from models.checkpoint.files import reading
 
 CODES, TOP1 = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")
@@ -51,24 +52,15 @@ def average(folder: Path) -> dict[str, Any]:
     Keys: images, their number; codes_per_call; maps, by name; and correlation: over the cells, Pearson's
     correlation of the maps of codes per call and of top-1 probability, None if the steps hold no probability.
 
-    Raises UserError if the run's steps are missing, damaged, or of images of several sizes.
+    Raises UserError if the run's steps or its grid are missing or damaged.
     """
     by_image = {record.name: record.steps for record in read_records(folder) if record.steps}
     if not by_image:
         raise UserError(f"{folder} holds no records of images; run generate_images on it again")
-    try:
-        grids = [grid_of(steps) for steps in by_image.values()]
-        if len(sides := sorted({str(grid.sides) for grid in grids})) > 1:
-            raise UserError(f"{folder}: images of several grids ({', '.join(sides)}); give runs of one model")
-        image_maps = [maps(steps, grid) for steps, grid in zip(by_image.values(), grids, strict=True)]
+    grid = stored_grid(folder)
+    with reading(folder / RECORDS, "delete it and run generate_images again"):
+        image_maps = [maps(steps, grid) for steps in by_image.values()]
         calls = [step["accepted"] + 1 for steps in by_image.values() for step in steps]
-    except UserError:
-        raise
-    except (KeyError, TypeError, IndexError, ValueError, ZeroDivisionError):
-        raise UserError(
-            f"{folder}: the steps in its records are damaged: delete {folder / 'records'} and run "
-            "generate_images on it again"
-        ) from None
     means = {}
     for kind in image_maps[0]:
         if all(kind in by_kind for by_kind in image_maps):
@@ -80,35 +72,6 @@ def average(folder: Path) -> dict[str, Any]:
         "correlation": correlation(means[CODES], means[TOP1]) if TOP1 in means else None,
         "maps": means,
     }
-
-
-def grid_of(steps: Sequence[dict[str, Any]]) -> Grid:
-    """Returns the rasters of an image, derived from its steps. Raises UserError if the steps disagree, or if
-    too few of them began in a raster to tell its size.
-
-    With row ends there is one after every row but the last, so the last row is a position shorter.
-    """
-    end, rasters = max(step["position"] + step["accepted"] + 1 for step in steps), list[Raster]()
-    for number in range(max(step.get("raster", 0) for step in steps), -1, -1):
-        inside = [step for step in steps if step.get("raster", 0) == number]
-        # The first cell of a row is at start + row * stride, so two rows give stride and start.
-        rows = {step["row"]: step["position"] - step["column"] for step in inside}
-        if number == 0:
-            rows[0] = 0
-        if not rows or (len(rows) == 1 and 0 not in rows):
-            raise UserError(f"the steps do not tell the size of raster {number}: too few of them began in it")
-        low, high = min(rows), max(rows)
-        stride = (rows[high] - rows[low]) // (high - low) if high > low else end - rows[low]
-        start = rows[low] - low * stride
-        row_ends = stride > 1 and (end - start) % stride == stride - 1
-        if stride < 1 or (end - start + row_ends) % stride:
-            raise UserError(
-                f"{end - start} cells in rows of {stride}: these steps are not those of one image"
-            )
-        rasters.insert(0, Raster((end - start + row_ends) // stride, stride - row_ends, row_ends))
-        end = start
-    *before, image = rasters
-    return Grid(image.height, image.width, tuple(before), image.row_ends)
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float | None:

@@ -86,11 +86,6 @@ def test_every_byte_of_the_pixels_counts(folder: Path, run: Run) -> None:
         assert status == 1 and str(folder / PNG) in out, place
 
 
-def test_a_record_of_an_earlier_version_has_any_number_of_codes(folder: Path, run: Run) -> None:
-    edit(folder / "generation_configs.json", lambda stored: stored.pop("image_codes"))
-    assert run("report", folder, "--check")[0] == 0
-
-
 def test_a_run_without_pixels_has_files_of_codes(checkpoints: Checkpoints, tmp_path: Path, run: Run) -> None:
     words = [
         *checkpoints["glm_image"].words(),

@@ -16,7 +16,7 @@ from PIL import Image
 import main
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
-from eval.acceptance import average, correlation, grid_of, maps
+from eval.acceptance import average, correlation, maps
 from eval.document import document
 from eval.tables import label, short, text, text_of
 from tests.checkpoints import Checkpoints
@@ -220,18 +220,10 @@ def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> Non
     Image.open(both / "cpu_speed.png").verify()
 
 
-def test_the_grid_follows_from_the_steps() -> None:
-    first = {"position": 1, "row": 0, "column": 1, "accepted": 4}
-    last = {"position": 6, "row": 1, "column": 2, "accepted": 1}
-    assert (grid_of([first, last]), grid_of([first])) == (Grid(2, 4), Grid(1, 6))
-    with pytest.raises(UserError, match="9 cells"):
-        grid_of([first, {**last, "accepted": 2}])
-
-
 TWO = Grid(2, 5, before=(Raster(3, 2),))  # positions 0 to 5 and 6 to 15
 
 
-def test_rasters_follow_from_the_steps_and_lie_side_by_side() -> None:
+def test_rasters_lie_side_by_side() -> None:
     """A step that begins in one raster and ends in the next counts for cells of both."""
     spans = [(1, 4, 3), (5, 9, 1), (10, 12, 2), (13, 15, 0)]  # first and last position, depth
     steps: list[dict[str, Any]] = []
@@ -239,13 +231,10 @@ def test_rasters_follow_from_the_steps_and_lie_side_by_side() -> None:
         row, column, raster = TWO.cell(first)
         step = {"position": first, "row": row, "column": column, "raster": raster}
         steps.append({**step, "accepted": last - first, "depth": depth, "width": 2})
-    assert grid_of(steps) == TWO
     depths = maps(steps, TWO)["depth"]
     assert depths.shape == (3, 2 + 1 + 5)
     expected = [[NAN, 3, NAN, 1, 1, 1, 1, 2], [3, 3, NAN, 2, 2, 0, 0, 0], [3, 1, NAN, *5 * [NAN]]]
     assert np.array_equal(depths, np.array(expected), equal_nan=True)
-    with pytest.raises(UserError, match="raster 1"):
-        grid_of([*steps[:2], {**steps[3], "position": 10}])
 
 
 def test_correlation() -> None:

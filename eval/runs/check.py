@@ -12,17 +12,17 @@ import numpy as np
 from PIL import Image
 
 from adt_tree.errors import UserError
+from adt_tree.grid import Grid
 from eval.runs.prompts import DEFAULT_END, image_seed, load_prompts
-from eval.runs.run_folder import IMAGE_CELLS, IMAGE_CODES, SETTINGS, RunFolder
+from eval.runs.run_folder import SETTINGS, RunFolder, stored_grid
 from eval.runs.store import FINGERPRINT
 from models.checkpoint.files import read_json, reading
 
 REMEDY = "delete it and run the same command again"
 
 
-def stored_run(root: Path) -> tuple[RunFolder, tuple[int, int] | None]:
-    """Returns the run that a folder's stored options describe, and the numbers of codes and of cells of its
-    images, or None if an earlier version made the run.
+def stored_run(root: Path) -> tuple[RunFolder, Grid]:
+    """Returns the run that a folder's stored options describe, and the grid of its images.
 
     Raises UserError if the folder holds no run of generate_images, or if the run's prompts cannot be read.
     """
@@ -32,13 +32,10 @@ def stored_run(root: Path) -> tuple[RunFolder, tuple[int, int] | None]:
         options = Namespace(**settings)
         window = (options.start_idx, options.end_idx or DEFAULT_END)
         folder = RunFolder(root, window, load_prompts(options), settings[FINGERPRINT])
-    if IMAGE_CODES not in settings:
-        return folder, None
-    codes = settings[IMAGE_CODES]
-    return folder, (codes, settings.get(IMAGE_CELLS, codes))
+    return folder, stored_grid(root)
 
 
-def faults(folder: RunFolder, counts: tuple[int, int] | None) -> list[str]:
+def faults(folder: RunFolder, grid: Grid) -> list[str]:
     """Returns one line for each file of a run that is missing or damaged: its path, the fault and the remedy.
 
     Every record and every pixel is read. Codes of a run without pixels, and files that are derived from the
@@ -46,7 +43,7 @@ def faults(folder: RunFolder, counts: tuple[int, int] | None) -> list[str]:
     """
     lines: list[str | None] = []
     for name in folder.prompts:
-        record = fault(folder.record_path(name), partial(check_record, folder, name, counts))
+        record = fault(folder.record_path(name), partial(check_record, folder, name, grid))
         png, codes = folder.png(name), folder.codes_path(name)
         lines.append(record)
         if png.is_file() or not codes.is_file():
@@ -70,7 +67,7 @@ def fault(path: Path, check: Callable[[], None]) -> str | None:
     return None
 
 
-def check_record(folder: RunFolder, name: str, counts: tuple[int, int] | None) -> None:
+def check_record(folder: RunFolder, name: str, grid: Grid) -> None:
     """Raises ValueError or UserError unless the record belongs to this prompt, run and seed, and its steps
     follow one another and made as many cells as the run's images have."""
     record = folder.read(name)
@@ -81,9 +78,11 @@ def check_record(folder: RunFolder, name: str, counts: tuple[int, int] | None) -
         if step["position"] != position:
             raise ValueError(f"no step has made the cell at position {position}")
         position += step["accepted"] + 1
-    made = (len(record.codes), position)
-    if made != (counts or (position, position)):
-        raise ValueError(f"{made[0]} codes, steps of {made[1]} cells, images of {counts} codes and cells")
+    if (len(record.codes), position) != (grid.size, grid.length):
+        raise ValueError(
+            f"{len(record.codes)} codes and steps of {position} cells: an image of this run has {grid.size} "
+            f"and {grid.length}"
+        )
 
 
 def check_codes(folder: RunFolder, name: str) -> None:

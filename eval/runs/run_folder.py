@@ -1,6 +1,6 @@
 """The folder of generate_images. No torch.
 
-    generation_configs.json       the settings of the store (eval.runs.store), and an image's number of codes
+    generation_configs.json       the settings of the store (eval.runs.store), and the rasters of an image
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
     codes/NAME.npy                where no pixels can be made: the codes as int64 [codes]
@@ -20,7 +20,7 @@ import io
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from adt_tree.errors import UserError
+from adt_tree.grid import Grid, Raster
 from adt_tree.records import Decoded
 from eval.runs.prompts import Prompt
 from eval.runs.store import Store, read_record
@@ -36,8 +37,7 @@ from models.checkpoint.files import make_folder, read_json, reading, replacing, 
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
 IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
-# Keys of SETTINGS beside the options: how many codes and how many cells (with row ends) an image has.
-IMAGE_CODES, IMAGE_CELLS = "image_codes", "image_cells"
+RASTERS = "rasters"  # key of SETTINGS beside the options: the rasters of an image, as raster_rows gives them
 
 
 def file_name(name: str) -> str:
@@ -118,6 +118,20 @@ def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
     return statistics
 
 
+def raster_rows(grid: Grid) -> list[tuple[int, int, bool]]:
+    """Returns height, width and row_ends of each raster of an image, as SETTINGS stores them."""
+    return [astuple(raster) for raster in grid.rasters]
+
+
+def stored_grid(root: Path) -> Grid:
+    """Returns the grid of the images in a run's folder. Raises UserError if its settings do not hold it."""
+    remedy = "delete it and run the same command again"
+    settings = read_json(root / SETTINGS, remedy)
+    with reading(root / SETTINGS, remedy):
+        *before, (height, width, row_ends) = settings[RASTERS]
+        return Grid(height, width, tuple(Raster(*raster) for raster in before), row_ends)
+
+
 def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
     """Returns codes per target call over the images of these statistics. Every call counts alike, so that an
     image of many calls weighs more."""
@@ -163,8 +177,8 @@ class RunFolder:
                 self.read(name)
 
     def start(self, options: Mapping[str, Any]) -> None:
-        """Makes the folder. options: the parsed command line, stored as it is with the numbers of
-        an image's codes and cells."""
+        """Makes the folder. options: the parsed command line and the rasters of an image, stored as they
+        are."""
         make_folder(self.root / IMAGES)
         self.store.start(options)
 
