@@ -21,7 +21,7 @@ from torch import Tensor
 from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Prefix, Run, run_directly
-from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.sampling import PassSampling, filtered, force, log_probs
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select
 from adt_tree.verify import Rule, Verdict
@@ -140,7 +140,7 @@ def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) ->
     beyond = rank >= width[:, None]  # [B, W] ranks outside the width of an image
     eye = torch.eye(max_width, dtype=torch.bool, device=rank.device).expand(images, -1, -1)
 
-    score, code = (state.log_q + state.noise.gumbel[:, 0]).log_softmax(dim=-1).topk(max_width, dim=-1)
+    score, code = best_children(state.log_q + state.noise.gumbel[:, 0], max_width)
     score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
     pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(max_width))]
     node = rank.expand(images, -1)
@@ -149,8 +149,9 @@ def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) ->
     for level in range(2, state.shapes.levels + 1):
         logits, features = drafter.expand(code, features, ancestors, level - 2)
         noise = state.noise.level(level - 1)
-        confidence = (log_probs(logits, sampling, noise.forced) + noise.gumbel).log_softmax(dim=-1)
-        value, child = confidence.topk(max_width, dim=-1)  # [B, W, W]
+        # Neither log q nor the confidence of other codes is needed, so nothing is normalised here.
+        unnormalised = force(filtered(logits, sampling), noise.forced)
+        value, child = best_children(unnormalised + noise.gumbel, max_width)  # [B, W, W]
         total = value + score[..., None]
         total = total.masked_fill((beyond | (depth < level)[:, None])[:, None], float("-inf")).flatten(1)
         child = child.flatten(1)
@@ -164,6 +165,13 @@ def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) ->
         features = features.gather(2, parent[None, ..., None].expand_as(features))
         ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
     return select(Pool.join(pools), state.shapes, state.last_codes)
+
+
+def best_children(perturbed: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Returns the log-confidences log softmax(perturbed) of the `width` best codes, and these codes, both
+    [..., width]. perturbed [..., V]: log q + G, up to a constant."""
+    value, code = perturbed.topk(width, dim=-1)
+    return value - perturbed.logsumexp(dim=-1, keepdim=True), code
 
 
 class StaticGrowth:
@@ -213,14 +221,12 @@ class StaticGrowth:
                 features = features[:, :, level.parents]
                 logits, features = drafter.expand(codes[:, level.nodes], features, mask, depth - 1)
                 log_q = log_probs(logits, sampling, noise.forced)
-            perturbed = log_q + noise.gumbel
-            value, code = perturbed.topk(self.tree.width, dim=-1)
+            value, code = best_children(log_q + noise.gumbel, self.tree.width)
             value = value[:, level.child_parents, level.ranks]
-            total = perturbed.logsumexp(dim=-1)[:, level.child_parents]
             codes[:, level.children] = code[:, level.child_parents, level.ranks]
             parents = self._parents[level.children]
             valid[:, level.children] &= value.isfinite() & valid[:, parents]
-            confidence[:, level.children] = value - total + confidence[:, parents]
+            confidence[:, level.children] = value + confidence[:, parents]
             if q is not None:
                 q[:, level.nodes] = log_q.exp()
         parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))
