@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from eval.harness import Configuration
     from eval.runs.measurements import Measured
 
+PROJECTED = "anole"  # the family whose dimensions the projected speed-up is for
 Row = Mapping[str, Any]  # of a stored result, by the columns' keys
 Interval = tuple[float, float]
 
@@ -43,6 +45,13 @@ class Comparison:
         """Returns the share of images whose codes are those of the AR baseline."""
         return sum(image.codes == self.expected[image.name] for image in self.images) / len(self.images)
 
+    def projected(self) -> float:
+        """Returns the speed-up where a pass takes the time of reading its weights, however many rows it has:
+        tau / (1 + calls * c), with calls passes of the drafter per pass of the target, of which each reads
+        the share c of the target's weights."""
+        calls = self.mean("drafter_calls") / max(self.mean("target_calls"), 1)
+        return tau(self.images) / (1 + calls * drafter_share())
+
     def tau_interval(self) -> Interval:
         """Returns the 95 % interval of tau over images."""
         codes = np.array([sum(step.accepted + 1 for step in image.steps) for image in self.images])
@@ -56,6 +65,14 @@ class Comparison:
     def half_s(self) -> list[float]:
         """Returns the seconds of the batches 0, 2, 4, ... and of the batches 1, 3, 5, ... ."""
         return [round(float(self.batch_s[first::2].sum()), 4) for first in (0, 1)]
+
+
+@cache
+def drafter_share() -> float:
+    """Returns c of the projected speed-up: what a pass of PROJECTED's drafter reads, over a target's pass."""
+    from models import footprint  # imports torch
+
+    return footprint.drafter_share(footprint.published_dimensions(PROJECTED))
 
 
 def interval(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any]) -> Interval:
@@ -105,6 +122,7 @@ COLUMNS = {
         Column("exact", "", lambda c: c.configuration.exact),
         Column("SR", "speed-up", lambda c: np.median(c.speed_up), "{:.2f}",
                lambda c: interval((c.speed_up,), np.median), timed=True),
+        Column("projected", "projected", Comparison.projected, "{:.2f}"),
         Column("tau", "tau", lambda c: tau(c.images), "{:.2f}", Comparison.tau_interval),
         Column("mean_depth", "depth", lambda c: c.mean("mean_depth"), "{:.2f}"),
         Column("mean_nodes", "drafted", lambda c: c.mean("mean_nodes"), "{:.1f}"),
@@ -122,9 +140,11 @@ COLUMNS = {
 }  # fmt: skip
 LEGEND = (
     "speed-up: seconds of the AR baseline divided by the method's, median over batches of prompts with its "
-    "bootstrap 95 % interval, which needs several batches; tau: codes per target call, with its interval "
-    "over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per image; "
-    "= AR: share of images equal to the AR baseline's, code for code."
+    "bootstrap 95 % interval, which needs several batches; projected: not measured, the speed-up where the "
+    "rows of a pass are free, tau / (1 + calls x c), with the drafter's passes per target pass and what one "
+    "of them reads over what a target pass reads, at Anole's size; tau: codes per target call, with its "
+    "interval over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per "
+    "image; = AR: share of images equal to the AR baseline's, code for code."
 )
 
 

@@ -16,8 +16,7 @@ from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
 from eval.runs.process import synchronise
-from models.decoder.transformer import Block, make_head
-from models.footprint import count, decoding_peak
+from models import footprint
 from models.model import Model
 
 PARTS = ("target", "drafter", "tree", "verify", "commit")  # the ranges that the loop marks
@@ -56,7 +55,7 @@ def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
         nodes = engine.method.tree.largest.num_nodes if engine.method.tree else 1
         target = engine.target
         dims = model.dimensions(target.slots, engine.sampling, nodes, target.max_prompt)
-        estimate += decoding_peak(replace(dims, side=0))
+        estimate += footprint.decoding_peak(replace(dims, side=0))
     return {"peak_bytes": torch.cuda.max_memory_allocated(model.device), "estimate_bytes": estimate}
 
 
@@ -110,9 +109,8 @@ def weights_read(model: Model) -> dict[str, float]:
     reads only a few of its rows.
     """
     device = model.decoder.embed.weight.device
-    config, per_value = model.decoder.config, model.decoder.embed.weight.element_size()
-    head = count(lambda: make_head(config)) if config.head_width else model.num_codes * config.hidden_size
-    values = config.num_layers * count(lambda: Block(config)) + head
+    per_value = model.decoder.embed.weight.element_size()
+    values = footprint.weights_read(model.decoder.config, model.num_codes)
     source = torch.ones(PROBE_BYTES // 4, device=device)
     target = torch.empty_like(source)
     copies, seconds = COPIES if device.type == "cuda" else 1, []

@@ -20,7 +20,7 @@ from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder.cache import aligned
 from models.decoder.config import DecoderConfig
-from models.decoder.transformer import Decoder
+from models.decoder.transformer import Block, Decoder, make_head
 from models.drafter import DrafterNet
 from models.family import CKPTS, DTYPE_NAMES
 from models.graphs import row_bucket
@@ -113,6 +113,23 @@ def parts(dims: Dimensions) -> dict[str, int]:
         "codec": codec * FP32,
     }
     return {**weights, **decoding_parts(dims), "peak": sum(weights.values()) + decoding_peak(dims)}
+
+
+def weights_read(config: DecoderConfig, codes: int) -> int:
+    """Returns the number of weights that a pass of the target reads: its layers and its head over the codes.
+    Of the embedding it reads only a few rows."""
+    head = count(lambda: make_head(config)) if config.head_width else codes * config.hidden_size
+    return config.num_layers * count(lambda: Block(config)) + head
+
+
+def drafter_share(dims: Dimensions) -> float:
+    """Returns the bytes that a pass of the drafter reads, the target's head included, over those of a pass of
+    the target. The model must have a drafter."""
+    drafter, codes = dims.drafter, dims.codes
+    assert drafter is not None
+    head = weights_read(replace(dims.decoder, num_layers=0), codes)
+    layer = count(lambda: DrafterNet(drafter)) - drafter.vocab_size * drafter.hidden_size
+    return (layer + head) / weights_read(dims.decoder, codes)
 
 
 def decoding_parts(dims: Dimensions) -> dict[str, int]:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
-from eval.columns import Comparison, row
+from eval.columns import Comparison, drafter_share, row
 from eval.harness import SLICE, Configuration, interleaved, measure, portions
 from eval.runs.measurements import Measured, Measurements
 from tests.test_bench import image
@@ -111,6 +111,7 @@ def test_a_row() -> None:
     assert summary["SR"] == 2 and summary["SR_95"] == [1, 3] and summary["median_s"] == 1
     assert summary["images_per_min"] == 30 and summary["same_image"] == 0.6667
     assert summary["half_s"] == [5, 1] and summary["step_ms"] == 0.125
+    assert summary["projected"] == pytest.approx(2 / (1 + 1.5 * drafter_share()), abs=1e-4)
     assert (summary["total_token"], summary["varied"]) == (8, {"adt_beta": 0.3})
     assert json.loads(json.dumps(summary)) == summary
 

@@ -24,6 +24,7 @@ from models.footprint import (
     Dimensions,
     decoding_parts,
     decoding_peak,
+    drafter_share,
     free_bytes,
     parts,
     published_dimensions,
@@ -183,3 +184,11 @@ def test_a_family_without_published_dimensions(refused: Refused, monkeypatch: py
     monkeypatch.setattr("cli.memory.PUBLISHED", (*PUBLISHED, "unlisted"))
     line = refused("memory")
     assert "unlisted" in line and "manifest.json" in line
+
+
+def test_a_drafter_pass_reads_a_share_of_the_target() -> None:
+    """Anole: its drafter is one of 32 equal layers, a product of 2 D x D, and the head of 8,192 codes."""
+    size, layer = 4096, 4 * 4096**2 + 3 * 4096 * 11008
+    head = 8192 * size
+    share = drafter_share(published_dimensions("anole"))
+    assert share == pytest.approx((layer + 2 * size**2 + head) / (32 * layer + head), rel=1e-4)
