@@ -47,8 +47,8 @@ class Options(Base):
         unit="FILE",
     )
     figures: str | None = option(
-        "write plots as PNG: NAME_speed.png for each bench result, and acceptance.png, which maps codes per "
-        "call and trees over the image",
+        "write plots as PNG: NAME_speed.png for each bench result, NAME_frontier.png for those that measured "
+        "quality, and acceptance.png, which maps codes per call and trees over the image",
         unit="DIR",
     )
     race: str | None = option(
@@ -184,6 +184,8 @@ def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
     for path, result in results.items():
         labels = [tables.label(row, result["rows"]) for row in result["rows"]]
         figures.speed(result["rows"], labels, folder / f"{name_of(path)}_speed.png")
+        if all("nll" in row for row in result["rows"]):
+            figures.frontier(result["rows"], labels, folder / f"{name_of(path)}_frontier.png")
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
     print(f"{folder}: {len(results) + bool(averages)} figures")

@@ -140,6 +140,34 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
     _save(figure, path)
 
 
+def frontier(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
+    """Writes quality against speed, measured and projected: a line per method, a point for each value of its
+    options, and the label of each point beside it.
+
+    rows: as bench stores them, at one temperature, with the column nll. labels: the name of each row.
+    """
+    figure = _figure(13, 5.5)
+    axes = figure.subplots(1, 2, sharey=True)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    titles = {"SR": "measured speed-up", "projected": "speed-up projected where rows are free"}
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for number, method in enumerate(methods):
+            points = sorted(
+                (row[key], row["nll"], label.removeprefix(method).strip())
+                for row, label in zip(rows, labels, strict=True)
+                if row["method"] == method
+            )
+            colour, marker = f"C{number % 10}", "os^Dv"[number // 10 % 5]
+            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+            axis.plot(xs, ys, color=colour, marker=marker, markersize=5, linewidth=1, label=method)
+            for x, y, text in points:
+                axis.annotate(f" {text}", (x, y), fontsize=6, color=colour)
+        axis.set_xlabel(title, fontsize=10)
+    axes[0].set_ylabel("mean -log p of a code under the model", fontsize=10)
+    axes[1].legend(fontsize=8, frameon=False)
+    _save(figure, path)
+
+
 def _figure(width: float, height: float) -> Any:
     """Returns an empty figure; width and height are in inches."""
     from matplotlib.figure import Figure  # Importing it takes a second, for which --help must not wait.
