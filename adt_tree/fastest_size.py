@@ -49,10 +49,11 @@ class AutoTree:
 class FastestSize:
     """The policy that takes the size n which commits most codes per second: argmax (1 + a * gain(n)) / ms(n).
 
-    ms(n) is the shortest of TIMED_STEPS steps, timed in the first steps at each number of images in flight;
-    the step after a change is left out, because it may allocate memory or record graphs. gain(n) is the
-    growth law, a the accepted codes per unit of gain so far. A size is chosen when all are timed, and
-    again when an image begins or the number of images in flight changes.
+    ms(n) is the shortest of TIMED_STEPS steps, timed in the first steps at each number of images in flight.
+    The sizes take turns, so that a slow moment meets all of them. A size's first step, which may allocate
+    memory or record graphs, is hardly the shortest. gain(n) is the growth law, a the accepted codes per unit
+    of gain so far. A size is chosen when all are timed, and again when an image begins or the number of
+    images in flight changes.
     """
 
     def __init__(self, shapes: Sequence[TreeShape], row_width: int, on_gpu: bool) -> None:
@@ -63,7 +64,7 @@ class FastestSize:
         self._times: dict[int, list[list[float]]] = {}  # by images in flight: ms of the steps of each size
         self._ratio = FACTOR
         self._size, self._images = 0, 0  # index of the present shape, and images in flight
-        self._is_settled = self._is_first = False  # no choice is due; the present step follows a change
+        self._is_settled = False  # no choice is due
 
     @property
     def bounds(self) -> TreeShape:
@@ -75,15 +76,14 @@ class FastestSize:
     def shapes(self, roots: Mapping[int, int]) -> Mapping[int, TreeShape]:
         images = 1 if self._on_gpu else len(roots)
         times = self._times.setdefault(images, [[] for _ in self._shapes])
-        size, untimed = self._size, [n for n, steps in enumerate(times) if len(steps) < TIMED_STEPS]
-        if untimed:
-            size, self._is_settled = untimed[0], False
+        next_timed = min(range(len(times)), key=lambda size: len(times[size]))
+        if len(times[next_timed]) < TIMED_STEPS:
+            self._size, self._is_settled = next_timed, False
         elif not self._is_settled or images != self._images:
             speeds = [(1 + self._ratio * g) / min(ms) for g, ms in zip(self._gain, times, strict=True)]
-            size, self._is_settled = speeds.index(max(speeds)), True
-        self._is_first = (size, images) != (self._size, self._images)
-        self._size, self._images = size, images
-        return dict.fromkeys(roots, self._shapes[size])
+            self._size, self._is_settled = speeds.index(max(speeds)), True
+        self._images = images
+        return dict.fromkeys(roots, self._shapes[self._size])
 
     def observe(self, steps: Mapping[int, Step]) -> None:
         """Steps whose trees were cut at the end of their images are left out."""
@@ -91,7 +91,7 @@ class FastestSize:
         for step in whole:
             self._ratio += (step.accepted - self._ratio * self._gain[self._size]) / MEMORY
         times = self._times[self._images][self._size]
-        if whole and not self._is_first and len(times) < TIMED_STEPS:
+        if whole and len(times) < TIMED_STEPS:
             times.append(whole[0].ms)
 
 

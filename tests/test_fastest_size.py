@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +24,16 @@ from tests.conftest import Refused, Run
 from tests.decoding import codes_of
 
 SHAPES = AutoTree().shapes(Grid(16, 16), on_gpu=False)
-TRIALS = len(SHAPES) * (TIMED_STEPS + 1)  # steps in which sizes are timed
+TRIALS = len(SHAPES) * TIMED_STEPS  # steps in which sizes are timed
 
 
 class Clock:
-    """Runs a policy. Its time is what `ms` returns for the drafted nodes and the steps since a change."""
+    """Runs a policy. Its time is what `ms` returns for the drafted nodes and the earlier steps with them."""
 
     def __init__(self, policy: FastestSize, ms: Callable[[int, int], float], accepted: float = 0.5) -> None:
         """accepted: share of the drafted nodes."""
         self._policy, self._ms, self._accepted = policy, ms, accepted
-        self._since, self._last = 0, (0, 0)
+        self._earlier = Counter[int]()
 
     def run(self, steps: int, images: int = 1) -> list[int]:
         """Returns the sizes of the steps, with as many images in flight."""
@@ -40,12 +41,10 @@ class Clock:
         for _ in range(steps):
             shapes = self._policy.shapes(dict.fromkeys(range(images), 0))
             (shape,) = set(shapes.values())
-            self._since = self._since + 1 if self._last == (shape.budget, images) else 0
-            self._last = shape.budget, images
-            step = Step(
-                0, 0, 0, shape.depth, 1, shape.budget, int(self._accepted * shape.depth),
-                self._ms(shape.budget, self._since),
-            )  # fmt: skip
+            ms = self._ms(shape.budget, self._earlier[shape.budget])
+            self._earlier[shape.budget] += 1
+            accepted = int(self._accepted * shape.depth)
+            step = Step(0, 0, 0, shape.depth, 1, shape.budget, accepted, ms)
             self._policy.observe(dict.fromkeys(range(images), step))
             sizes.append(shape.budget)
         return sizes
@@ -56,20 +55,19 @@ def policy(on_gpu: bool = False) -> FastestSize:
 
 
 def test_every_size_is_timed_in_turn() -> None:
-    expected = [size for size in CPU_SIZES for _ in range(TIMED_STEPS + 1)]
-    assert Clock(policy(), lambda nodes, since: 1.0).run(TRIALS) == expected
+    assert Clock(policy(), lambda nodes, earlier: 1.0).run(TRIALS) == [*CPU_SIZES] * TIMED_STEPS
 
 
 @pytest.mark.parametrize(
     ("ms", "best"),
     [
-        (lambda nodes, since: 1.0, 31),
-        (lambda nodes, since: 1.0 + nodes, 3),
-        (lambda nodes, since: 1.0 if nodes <= 15 else 2.0, 15),
+        (lambda nodes, earlier: 1.0, 31),
+        (lambda nodes, earlier: 1.0 + nodes, 3),
+        (lambda nodes, earlier: 1.0 if nodes <= 15 else 2.0, 15),
         # Of the timed steps the shortest counts.
-        (lambda nodes, since: 9.0 if nodes == 31 and since != 2 else 1.0, 31),
-        # The step after a change is not timed.
-        (lambda nodes, since: (1.0 + nodes) * (since > 0) + 0.001, 3),
+        (lambda nodes, earlier: 9.0 if nodes == 31 and earlier != 2 else 1.0, 31),
+        # The first step of a size records graphs.
+        (lambda nodes, earlier: 99.0 if nodes < 31 and not earlier else 1.0 + nodes, 3),
     ],
 )
 def test_the_fastest_size_is_chosen(ms: Callable[[int, int], float], best: int) -> None:
@@ -80,7 +78,7 @@ def test_size_follows_acceptance_when_an_image_begins() -> None:
     """A tree of 31 nodes takes 1.6 times as long as one of 3. It is chosen as long as half of its codes are
     accepted, and no longer after many steps that accepted none."""
     rule = policy()
-    ms = lambda nodes, since: 1 + nodes / 50  # noqa: E731
+    ms = lambda nodes, earlier: 1 + nodes / 50  # noqa: E731
     assert set(Clock(rule, ms).run(TRIALS + 200)[TRIALS:]) == {31}
     rejecting = Clock(rule, ms, accepted=0.0)
     assert set(rejecting.run(1000)) == {31}
@@ -90,7 +88,7 @@ def test_size_follows_acceptance_when_an_image_begins() -> None:
 
 def test_other_numbers_of_images_are_timed_anew_on_a_cpu() -> None:
     def ms(images: int) -> Callable[[int, int], float]:
-        return lambda nodes, since: 1.0 + (images > 1) * nodes
+        return lambda nodes, earlier: 1.0 + (images > 1) * nodes
 
     for on_gpu, later in ((False, 3), (True, 31)):
         rule = policy(on_gpu)
