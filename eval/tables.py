@@ -109,6 +109,7 @@ def text_of(result: Mapping[str, Any], paper: str | None = None) -> str:
     values = [
         key for key, column in COLUMNS.items()
         if column.heading and key not in SETTINGS and (timed or not column.timed)
+        and any(key in row for row in rows)
     ]  # fmt: skip
     lines = lines_of(rows, settings_of(rows, ("method", "temperature")), values)
     notes = [note(result)]
