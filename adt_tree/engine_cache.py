@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from adt_tree.engine import Engine, build
-from adt_tree.errors import NoRoom, UserError
+from adt_tree.errors import NoRoom
 from adt_tree.grid import Grid
 from adt_tree.method import Method
+from adt_tree.numbers import integer
 from adt_tree.roles import Model, Request
 
 # The room for prompts is a multiple of this, so that prompts of similar lengths share an engine.
@@ -39,9 +40,7 @@ class EngineCache:
 
     def __init__(self, model: Model, max_engines: int) -> None:
         """max_engines: number of idle engines that are kept; a new engine takes the place of one of them."""
-        if max_engines < 1:
-            raise UserError(f"max_engines {max_engines}: give 1 or more")
-        self._model, self._max_engines = model, max_engines
+        self._model, self._max_engines = model, integer("max_engines", max_engines, least=1)
         self._idle: list[tuple[EngineKey, Engine]] = []  # the one used last comes last
         # The garbage collector may close a stream, and so return its engine, while its thread holds the lock.
         self._lock = RLock()
@@ -112,9 +111,8 @@ class EngineCache:
 
 def size_of(requests: Sequence[Request], batch_size: int) -> tuple[int, int]:
     """Returns `slots` and `prompt` of EngineCache.take() for requests of which batch_size are in flight."""
-    if batch_size < 1:
-        raise UserError(f"batch_size {batch_size}: give 1 or more images in flight")
-    return min(batch_size, len(requests)), max(request.prompt.length for request in requests)
+    slots = min(integer("batch_size", batch_size, least=1), len(requests))
+    return slots, max(request.prompt.length for request in requests)
 
 
 def free_memory(device: torch.device) -> None:

@@ -36,6 +36,12 @@ def reason(error: BaseException) -> str:
     return " ".join(text.split())[:LONGEST_REASON] or type(error).__name__
 
 
+def shown(value: object) -> str:
+    """Returns a value as a message shows it: on one line, at most 40 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def refuse_other(stored: Mapping[str, Any], now: Mapping[str, Any], subject: str, remedy: str) -> None:
     """Raises UserError for the first name in `now` whose stored value differs or is missing.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Cell, Grid
+from adt_tree.numbers import integer, real, store
 from adt_tree.records import Step
 
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
@@ -23,10 +24,8 @@ class TreeShape:
     budget: int  # most drafted nodes; the root is not counted
 
     def __post_init__(self) -> None:
-        if min(self.depth, self.width, self.budget) < 0:
-            raise UserError(
-                f"tree shape {self.depth} x {self.width}, budget {self.budget}: none may be negative"
-            )
+        names = ("depth", "width", "budget")
+        store(self, **{name: integer(f"{name} of a tree", getattr(self, name)) for name in names})
 
     @property
     def levels(self) -> int:
@@ -137,18 +136,14 @@ class AdaptiveTree:
     def __post_init__(self) -> None:
         if self.init not in INITS:
             raise UserError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
-        if not 0 <= self.beta <= 1:
-            raise UserError(f"adt_beta {self.beta}: an acceptance rate lies in [0, 1]")
+        counts = [item.name for item in fields(self) if item.name not in ("beta", "init")]
+        store(self, beta=real("adt_beta", self.beta, most=1))
+        store(self, **{name: integer(f"adt_{name}", getattr(self, name)) for name in counts})
         for name in ("depth", "width"):
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:
                 values = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
                 raise UserError(f"{values}: give numbers from 1 on, none smaller than the one before it")
-        for name in ("step_depth", "step_width"):
-            if getattr(self, name) < 0:
-                raise UserError(f"adt_{name} {getattr(self, name)}: it must not be negative")
-        if self.budget < 0:
-            raise UserError(f"budget {self.budget} of an adaptive tree: it must not be negative")
 
     @property
     def largest(self) -> TreeShape:

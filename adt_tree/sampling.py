@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adt_tree.errors import UserError
+from adt_tree.numbers import integer, real, store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """The settings of the distribution. Temperature 0 is greedy decoding; top_k 0, top_p 1 and guidance 1
-    each switch their step off."""
+    each switch their step off. UserError for a number out of range."""
 
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0 to 100
     top_k: int = 0
     top_p: float = 1.0
-    guidance: float = 3.0
+    guidance: float = 3.0  # 0 to 100
     top_p_first: bool = False  # true: top-p before top-k, as in the released EAGLE code
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UserError(f"temperature {self.temperature}: it must not be negative")
-        if self.top_k < 0:
-            raise UserError(f"top_k {self.top_k}: it must not be negative (0 keeps every code)")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p {self.top_p}: it must lie in (0, 1]")
+        store(
+            self,
+            temperature=real("temperature", self.temperature, most=100),
+            top_k=integer("top_k", self.top_k),
+            top_p=real("top_p", self.top_p, most=1, above=0),
+            guidance=real("guidance", self.guidance, most=100),
+        )
 
     @property
     def greedy(self) -> bool:

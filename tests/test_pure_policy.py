@@ -148,7 +148,7 @@ def test_wrong_constants_are_refused(wrong: dict[str, float | str]) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: TreeShape(-1, 2, 3), "-1 x 2"),
+        (lambda: TreeShape(-1, 2, 3), "depth of a tree -1"),
         *((lambda position=position: Grid(2, 3).cell(position), str(position)) for position in (-1, 6, 100)),
         *((lambda sides=sides: Grid(*sides), f"grid {sides[0]} x") for sides in ((0, 3), (3, 0), (-1, 2))),
     ],

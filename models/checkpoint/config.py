@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, shown
 from models.checkpoint.files import read_json, reading
 
 # Largest integers that are accepted: in general, and for fields that say how many modules or rows are built.
@@ -103,9 +103,3 @@ def section(fields: Mapping[str, Any], name: str, required: bool = False) -> Map
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {shown(value)}: it must be a JSON object")
     return value
-
-
-def shown(value: Any) -> str:
-    """Returns a value of a file as a message shows it: on one line, at most 40 characters."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
