@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from adt_tree.engine import Engine, build
-from adt_tree.errors import NoRoom
+from adt_tree.errors import NoRoom, integer
 from adt_tree.grid import Grid
 from adt_tree.method import Method
-from adt_tree.numbers import integer
 from adt_tree.roles import Model, Request
 
 # The room for prompts is a multiple of this, so that prompts of similar lengths share an engine.

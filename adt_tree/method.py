@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, integer, real, store
 from adt_tree.fastest_size import AutoTree
-from adt_tree.numbers import integer, real, store
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, Tree, TreeShape, self_drafted, windowed
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
@@ -189,13 +188,13 @@ class Lantern:
     table: str | None = None  # file or folder of the nearest codes; None: beside the model, or computed
 
     def __post_init__(self) -> None:
-        store(
-            self,
-            delta=real("lantern_delta", self.delta, most=1e6),
-            k=None if self.k is None else integer("lantern_k", self.k),
-            max_k=integer("max_k of lantern", self.max_k),
-            table=None if self.table is None else os.fspath(self.table),
-        )
+        values = {
+            "delta": real("lantern_delta", self.delta, most=1e6),
+            "k": None if self.k is None else integer("lantern_k", self.k),
+            "max_k": integer("max_k of lantern", self.max_k),
+            "table": None if self.table is None else os.fspath(self.table),
+        }
+        store(self, values)
 
     def neighbours(self, num_codes: int) -> int:
         """Returns k for a codebook of that size. UserError if the codebook has too few codes for k."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, integer, real, store
 from adt_tree.grid import Cell, Grid
-from adt_tree.numbers import integer, real, store
 from adt_tree.records import Step
 
 INITS = ("horizontal", "vertical", "both", "random")  # the decoded cell whose state a tree starts from
@@ -25,7 +24,7 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         names = ("depth", "width", "budget")
-        store(self, **{name: integer(f"{name} of a tree", getattr(self, name)) for name in names})
+        store(self, {name: integer(f"{name} of a tree", getattr(self, name)) for name in names})
 
     @property
     def levels(self) -> int:
@@ -137,8 +136,8 @@ class AdaptiveTree:
         if self.init not in INITS:
             raise UserError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
         counts = [item.name for item in fields(self) if item.name not in ("beta", "init")]
-        store(self, beta=real("adt_beta", self.beta, most=1))
-        store(self, **{name: integer(f"adt_{name}", getattr(self, name)) for name in counts})
+        store(self, {"beta": real("adt_beta", self.beta, most=1)})
+        store(self, {name: integer(f"adt_{name}", getattr(self, name)) for name in counts})
         for name in ("depth", "width"):
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:

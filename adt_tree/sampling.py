@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adt_tree.numbers import integer, real, store
+from adt_tree.errors import integer, real, store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +29,13 @@ class Sampling:
     top_p_first: bool = False  # true: top-p before top-k, as in the released EAGLE code
 
     def __post_init__(self) -> None:
-        store(
-            self,
-            temperature=real("temperature", self.temperature, most=100),
-            top_k=integer("top_k", self.top_k),
-            top_p=real("top_p", self.top_p, most=1, above=0),
-            guidance=real("guidance", self.guidance, most=100),
-        )
+        numbers = {
+            "temperature": real("temperature", self.temperature, most=100),
+            "top_k": integer("top_k", self.top_k),
+            "top_p": real("top_p", self.top_p, most=1, above=0),
+            "guidance": real("guidance", self.guidance, most=100),
+        }
+        store(self, numbers)
 
     @property
     def greedy(self) -> bool:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from adt_tree import AdaptiveTree, Lantern, Sampling, TreeShape
-from adt_tree.errors import UserError
-from adt_tree.numbers import as_seed
+from adt_tree.errors import UserError, as_seed
 
 NAN, INFINITE = float("nan"), float("inf")
 NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
