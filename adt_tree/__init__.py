@@ -2,8 +2,8 @@
 
     from adt_tree import Pipeline, Sampling, AdaptiveTree, Lantern
 
-Pipeline and generate, the decoding method for transformers, need torch and the models, and are imported when
-they are first used.
+Pipeline, generate, the decoding method for transformers, and SeededGumbel, a logits processor for it, need
+torch, and are imported when they are first used.
 """
 
 from importlib import import_module
@@ -14,10 +14,13 @@ from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
 
 __all__ = [
-    "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "StaticTree",
-    "TreeShape", "generate",
+    "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "SeededGumbel",
+    "StaticTree", "TreeShape", "generate",
 ]  # fmt: skip
-LAZY = {"Output": "pipeline", "Pipeline": "pipeline", "generate": "generation.generate"}  # name -> its file
+LAZY = {  # name -> its file
+    "Output": "pipeline", "Pipeline": "pipeline", "SeededGumbel": "generation.seeded_gumbel",
+    "generate": "generation.generate",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
