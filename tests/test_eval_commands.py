@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from eval.metrics import networks, pictures, scores
+from eval.metrics import networks, pictures
 from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet
+from models.checkpoint.files import read_json_lines
 from tests import metric_checkpoints as tiny
 from tests.conftest import Refused, Result, Run
 from tests.metric_checkpoints import narrow
@@ -70,7 +71,7 @@ def test_fid_and_clip_score(result: Result, run_folder: Path, real: Path, tmp_pa
     assert entry["scores"]["clip_score"] == pytest.approx(np.mean(cosines), abs=1e-5)
     assert entry["images"] == 5 and entry["real_images"] == 7
     assert set(entry["weights"]) == {"clip", "inception"} and entry["commit"] and entry["device"]
-    assert scores.read(run_folder / "scores.jsonl") == [entry]
+    assert read_json_lines(run_folder / "scores.jsonl", "") == [entry]
 
 
 def test_pairs_go_by_name_and_not_by_rank(run_folder: Path, tmp_path: Path, refused: Refused) -> None:
@@ -124,7 +125,7 @@ def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -
     other = result(*words, "effnet_fd")
     same = result("eval_quality", "--image_path", run_folder, "--ref_dir", run_folder / "img")
     assert abs(same["scores"]["effnet_fd"]) < 1e-3 < 0.1 < other["scores"]["effnet_fd"]
-    assert scores.read(run_folder / "scores.jsonl") == [entry, other, same]
+    assert read_json_lines(run_folder / "scores.jsonl", "") == [entry, other, same]
 
 
 def test_precision_and_recall_with_stored_features(

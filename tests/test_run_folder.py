@@ -16,7 +16,7 @@ from eval.figures import contact_sheet, heatmap
 from eval.runs import run_folder
 from eval.runs.prompts import Prompt
 from eval.runs.run_folder import RunFolder, file_name, read_records, read_statistics
-from models.checkpoint.files import append_line, replacing, write_atomic, write_json
+from models.checkpoint.files import append_json, read_json_lines, replacing, write_atomic, write_json
 from tests.runs import record
 
 OUTSIDE = "../../x/y"
@@ -81,9 +81,24 @@ def test_what_is_not_written_whole_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_every_error_of_writing_names_its_file(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere" / "f"
-    for write in (lambda: write_atomic(nowhere, b""), lambda: append_line(nowhere, "")):
+    for write in (lambda: write_atomic(nowhere, b""), lambda: append_json(nowhere, {})):
         with pytest.raises(OSError, match="nowhere"):
             write()
+
+
+@pytest.mark.parametrize(("left", "seen"), [
+    ("", []), ('{"n": 1}\n', [1]), ('{"n": 1}\n{"n": 2}', [1, 2]), ('{"n": 1}\n{"n":', [1]), ("{", []),
+])  # fmt: skip
+def test_half_a_line_of_a_killed_append_is_nothing(tmp_path: Path, left: str, seen: list[int]) -> None:
+    """It is not read, and the next append replaces it. A whole last line without its end stays."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text(left)
+    assert [entry["n"] for entry in read_json_lines(path, "")] == seen
+    append_json(path, {"n": "ü\u2028\n\ud800"})
+    assert [entry["n"] for entry in read_json_lines(path, "")] == [*seen, "ü\u2028\n\ud800"]
+    path.write_text('{"n": 1}\n{"n":\n{"n": 3}\n')
+    with pytest.raises(UserError, match=r"lines\.jsonl.*remove it"):
+        read_json_lines(path, "remove it")
 
 
 @pytest.mark.parametrize("text", ["ü", "\ud800", "a\udcffb", '"\\\n'])

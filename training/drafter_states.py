@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from adt_tree.errors import refuse_other
-from models.checkpoint.files import reading, replacing
+from models.checkpoint.files import read_json_lines, reading, replacing
 
 TRAINER = "trainer.pt"
 LOG = "log.jsonl"
@@ -80,18 +80,12 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def cut_log(root: Path, step: int) -> None:
-    """Creates the run's folder, and removes rows after `step` and incomplete rows from its log."""
+    """Creates the run's folder, and removes rows after `step` and half a row at its end from its log."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / LOG
     if not path.exists():
         return
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row.get("step", 0) <= step:
-            lines.append(line + "\n")
+    rows = read_json_lines(path, "remove the damaged line, or the file")
+    kept = [json.dumps(row) + "\n" for row in rows if row.get("step", 0) <= step]
     with replacing(path) as part:
-        part.write_text("".join(lines), encoding="utf-8")
+        part.write_text("".join(kept), encoding="utf-8")

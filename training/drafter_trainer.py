@@ -19,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import append_line
+from models.checkpoint.files import append_json
 from models.decoder.packed import unpacked
 from models.family import LoadOptions
 from models.loading import load, pick_device
@@ -285,7 +285,7 @@ def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
                 if losses or trainer.step == 0:  # else the run was resumed at its end: nothing is new
-                    append_line(root / drafter_states.LOG, json.dumps(row))
+                    append_json(root / drafter_states.LOG, row)
                 losses = []
             if main and due(args.save_freq):
                 payload, epoch = trainer.payload(settings), -(-trainer.step // epoch_steps)

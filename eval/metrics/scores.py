@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import append_line, reading
+from models.checkpoint.files import append_json, read_json_lines, reading
 
 SCORES = "scores.jsonl"
 
@@ -53,18 +53,8 @@ def record_scores(
     }
     for name, value in scores.items():
         print(f"  {name:<24} {value:.6g}")
-    line = json.dumps(entry)
-    print(line)
-    append_line(record, line)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Returns all entries, oldest first; none if there is no file. UserError names a damaged line."""
-    if not path.exists():
-        return []
-    with reading(path, "remove the damaged line, or the file"):
-        entries = [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    return entries
+    print(json.dumps(entry))
+    append_json(record, entry)
 
 
 def newest_scores(path: Path) -> dict[str, float]:
@@ -72,7 +62,8 @@ def newest_scores(path: Path) -> dict[str, float]:
 
     Raises UserError if the file is damaged.
     """
-    entries = read(path)
-    with reading(path, "remove the damaged line, or the file"):
+    remedy = "remove the damaged line, or the file"
+    entries = read_json_lines(path, remedy)
+    with reading(path, remedy):
         newest = {name: float(value) for entry in entries for name, value in entry["scores"].items()}
     return newest

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,38 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def append_line(path: Path, line: str) -> None:
-    """Appends a line. A kill may leave it incomplete, so readers must ignore an incomplete last line."""
+def append_json(path: Path, entry: Mapping[str, Any]) -> None:
+    """Appends an entry as a line of JSON. Half a line, which a killed append has left, is removed first."""
+    line = json.dumps(entry) + "\n"
     try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+        with path.open("a+b") as stream:
+            stream.seek(0)
+            last = stream.read().rpartition(b"\n")[2]
+            if _is_json(last):  # a whole line, whose end an editor has left out
+                line = "\n" + line
+            else:
+                stream.truncate(stream.tell() - len(last))
+            stream.write(line.encode())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
+    """Returns the entries of a file of append_json, oldest first; none if there is no file. Half a line at
+    its end is left out. Raises CheckpointError if any other line is damaged."""
+    if not path.exists():
+        return []
+    with reading(path, remedy):
+        *lines, last = path.read_text(encoding="utf-8").split("\n")
+        if _is_json(last):
+            lines.append(last)
+        entries = [dict(json.loads(line)) for line in lines]
+    return entries
+
+
+def _is_json(text: str | bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

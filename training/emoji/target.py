@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from cli.parser import declare, option
-from models.checkpoint.files import append_line
+from models.checkpoint.files import append_json
 from models.decoder.config import DecoderConfig
 from models.decoder.transformer import Decoder
 from training.emoji.bpe import IMAGE_FIRST, Layout, caption
@@ -285,7 +285,7 @@ def run(options: Options) -> None:
                 row = {"step": trainer.step, "pictures": trainer.num_pictures, "spent_s": round(spent, 1),
                        "factor": round(trainer.factor(), 4), "loss": round(sum(losses) / len(losses), 4),
                        **trainer.validation(96)}  # fmt: skip
-                append_line(work / LOG, json.dumps(row))
+                append_json(work / LOG, row)
                 losses.clear()
             if save.due() or done:
                 save_checkpoint(work / SAVED, trainer.payload(spent))

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from cli.parser import declare, option
-from models.checkpoint.files import append_line
+from models.checkpoint.files import append_json
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
@@ -268,7 +268,7 @@ def run(options: Options) -> None:
                 save_checkpoint(work / SAVED, trainer.payload(spent))
                 measured = figures(trainer.tokenizer, fresh if done else fresh[:96])
                 progress = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
-                append_line(work / LOG, json.dumps({**progress, **sums, **measured}))
+                append_json(work / LOG, {**progress, **sums, **measured})
     decoded = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
     pairs = torch.stack((fresh[:48].unflatten(0, (3, 16)), decoded.unflatten(0, (3, 16))), 1)
     sheet = pairs.transpose(2, 3).flatten(0, 2).flatten(1, 2)  # each picture above its reconstruction
