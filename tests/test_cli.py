@@ -222,18 +222,22 @@ def test_logits_that_are_no_numbers(
 def test_accelerate_launch_trains_in_two_processes(
     checkpoints: Checkpoints, run: Run, tmp_path: Path
 ) -> None:
-    """Each process takes half of a step's images; the weights are those of one process that takes all."""
+    """Each process takes half of a step's images, and half of the images of validation; the weights and the
+    agreement are those of one process that takes all."""
     prompts, data = tmp_path / "p.txt", tmp_path / "data"
-    prompts.write_text("\n".join(f"prompt {number}" for number in range(7)))
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(8)))
     model = [*checkpoints["emoji"].words(), "--device", "cpu"]
     assert run("generate_train_data", *model, "--prompt", prompts, "--output_dir", data)[0] == 0
     train = ["train_drafter", *model, "--data_dir", str(data), "--coupled", "--data_noise", "none"]
-    train += ["--lr", "1e-3", "--max_steps", "2", "--save_dir"]
-    assert run(*train, tmp_path / "one", "--bs", 4)[0] == 0
+    train += ["--lr", "1e-3", "--max_steps", "2", "--train_data_ratio", "0.5", "--save_dir"]
+    status, out, _ = run(*train, tmp_path / "one", "--bs", 4)
+    assert status == 0
+    alone = json.loads(out.splitlines()[-1])
     launch = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0 main.py".split()
     done = python("-m", *launch, *train, tmp_path / "two", "--bs", 2, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["steps"] == 2 and last["agreement"] == pytest.approx(alone["agreement"], abs=2e-4)
     one, two = (
         torch.load(drafter_states.states(tmp_path / name)[-1] / "trainer.pt", weights_only=True)["net"]
         for name in ("one", "two")

@@ -170,19 +170,27 @@ class Trainer:
 
     @torch.no_grad()
     def validation(self) -> dict[str, Any]:
-        """Returns loss and agreement by level on the held-out images, for the averaged weights."""
+        """Returns loss and agreement by level on the held-out images, for the averaged weights.
+
+        All processes must call this. Each measures its share of the batches, because processes that wait
+        while one works would run into the time-out of their group.
+        """
         self.averaged.eval()
-        unrolled, outcomes, size = Unrolled(self.averaged), list[Outcome](), self.args.bs
-        starts = range(0, len(self.held_out), size)
+        unrolled, size, accelerator = Unrolled(self.averaged), self.args.bs, self.accelerator
+        starts = range(0, len(self.held_out), size)[accelerator.process_index :: accelerator.num_processes]
+        rows = [[0.0] * (3 + self.args.eval_depth)]  # of each batch: 1, regression, entropy, agreement
         for start in tqdm(starts, "validation", unit="batch", leave=False):
             batch = self.images.batch(self.held_out[start : start + size], None)
-            with self.accelerator.autocast():
+            with accelerator.autocast():
                 outputs = unrolled(batch.tokens, batch.features, self.args.eval_depth)
-                outcomes.append(measure(outputs, batch, self.head, self.validation_objective))
-        agreement = _mean([outcome.agreement for outcome in outcomes])
+                outcome = measure(outputs, batch, self.head, self.validation_objective)
+            rows.append([1.0, outcome.regression, outcome.entropy, *outcome.agreement])
+        sums = torch.tensor([sum(column) for column in zip(*rows, strict=True)], dtype=torch.float64)
+        count, *totals = accelerator.reduce(sums.to(accelerator.device), "sum").tolist()
+        regression, entropy, *agreement = (round(total / count, 4) for total in totals)
         return {
-            "val_regression": _mean([[outcome.regression] for outcome in outcomes])[0],
-            "val_entropy": _mean([[outcome.entropy] for outcome in outcomes])[0],
+            "val_regression": regression,
+            "val_entropy": entropy,
             "agreement": agreement,
             "expected_tau": round(expected_tau(agreement), 4),
         }
@@ -208,11 +216,6 @@ def blend(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Moves the running average towards the current weights."""
     for mean, value in zip(average.parameters(), net.parameters(), strict=True):
         mean.lerp_(value, 1 - decay)
-
-
-def _mean(rows: list[list[float]]) -> list[float]:
-    """Returns the mean of each column."""
-    return [round(sum(column) / len(column), 4) for column in zip(*rows, strict=True)]
 
 
 def refuse(args: Any) -> None:
@@ -268,7 +271,7 @@ def run(args: Any, loading: LoadOptions) -> None:
 
 
 def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
-    """Trains until the end of the run. Only the main process validates and writes."""
+    """Trains until the end of the run. All processes validate, and the main one alone writes."""
     args, main, losses = trainer.args, trainer.accelerator.is_main_process, list[float]()
     first, epoch_steps, fraction = trainer.step, trainer.steps_per_epoch, trainer.fraction()
     row: dict[str, Any] = {}
@@ -279,17 +282,20 @@ def loop(trainer: Trainer, settings: dict[str, Any], root: Path) -> None:
     with tqdm(desc="drafter", unit="step", initial=first, disable=not main) as bar:
         while True:
             done = fraction >= 1.0 or (args.max_steps is not None and trainer.step >= args.max_steps)
-            if main and due(args.eval_freq):
+            if due(args.eval_freq):
                 row = {"step": trainer.step, "epoch": round(trainer.step / epoch_steps, 3),
                        "spent_s": round(trainer.spent_s, 1), "factor": round(trainer.factor(fraction), 5),
                        "loss": round(sum(losses) / len(losses), 5) if losses else None,
                        **trainer.validation()}  # fmt: skip
-                if losses or trainer.step == 0:  # else the run was resumed at its end: nothing is new
+                # Without losses after step 0 the run was resumed at its end, and nothing is new.
+                if main and (losses or trainer.step == 0):
                     append_json(root / drafter_states.LOG, row)
                 losses = []
-            if main and due(args.save_freq):
-                payload, epoch = trainer.payload(settings), -(-trainer.step // epoch_steps)
-                newest = drafter_states.save(root, epoch, payload, trainer.write)
+            if due(args.save_freq):
+                if main:
+                    payload, epoch = trainer.payload(settings), -(-trainer.step // epoch_steps)
+                    newest = drafter_states.save(root, epoch, payload, trainer.write)
+                trainer.accelerator.wait_for_everyone()
             if done:
                 break
             outcome = trainer.train_step(trainer.factor(fraction))
