@@ -31,9 +31,9 @@ PAPER_PROMPTS = {"coco": "100 captions of MS-COCO 2017", "parti": "PartiPrompts"
 def read(path: Path) -> dict[str, Any]:
     """Reads a result of bench, of this version or an earlier one. Raises UserError if it is none."""
     result = read_json(path, f"give a {STORED} that bench stored, or a folder that holds one")
-    with reading(path, "run bench again"):
-        if not result["rows"]:
-            raise ValueError("holds no rows")
+    with reading(path, "give a result of bench, or run bench again"):
+        if not isinstance(result, dict) or not result.get("rows"):
+            raise ValueError("holds no rows of bench")
         text_of(result)  # fails if a value that a table needs is missing
     return result
 

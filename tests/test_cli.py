@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,15 @@ def test_what_the_user_can_put_right_is_one_line_and_leaves_no_folder(
     assert not (tmp_path / "o").exists()
 
 
-def test_a_git_that_fails_is_no_clean_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_code_outside_of_git_is_no_clean_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inside: bool
+) -> None:
+    """Nor is code in the repository of something else."""
     monkeypatch.setattr(process, "ROOT", tmp_path)
+    if inside:
+        for words in ("init -q", "-c user.name=x -c user.email=x commit -q --allow-empty -m x"):
+            subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
     origin = process.environment("cpu")
     assert origin["commit"] is origin["dirty"] is origin["changes"] is None
 

@@ -104,11 +104,12 @@ def test_the_stored_results_are_the_document(tmp_path: Path, run: Run) -> None:
     "content",
     [
         "", "\udcff", "[]", "[" * 100_000, '{"rows": []}', '{"rows": [3]}', json.dumps({"rows": [ROW]}),
+        '{"images": 3, "different": []}',
         *(json.dumps({**RESULT, "rows": [{**ROW, **change}]})
           for change in ({"tau": "much"}, {"SR_95": 3}, {"varied": None})),
         json.dumps({**RESULT, "profile": [{"method": "adt"}]}),
     ],
-    ids=range(11),
+    ids=range(12),
 )  # fmt: skip
 def test_files_that_are_no_result_are_named(content: str, tmp_path: Path, refused: Refused) -> None:
     path, document = tmp_path / "bad.json", tmp_path / "document.md"
@@ -203,6 +204,9 @@ def test_the_newest_scores_are_a_table(runs: Path, tmp_path: Path, run: Run, ref
     ):
         (folder / "scores.jsonl").write_text("".join(json.dumps({"scores": one}) + "\n" for one in scores))
     lines = run("report", *folders)[1].splitlines()
+    with (folders[0] / "scores.jsonl").open("a") as stream:
+        stream.write('{"scores": {"is": 9')  # of an append that was killed
+    assert run("report", *folders)[1].splitlines() == lines
     assert f"| {folders[0]} | 3.75 | - |" in lines and f"| {folders[1]} | 2 | 1.25 |" in lines
     (folders[0] / "scores.jsonl").write_text('{"scores": {"fid": "much"}}\n')
     assert "scores.jsonl" in refused("report", *folders)

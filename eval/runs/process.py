@@ -45,13 +45,15 @@ def environment(device: str) -> dict[str, Any]:
     """Returns the origin of a figure measured now: commit, date, device, threads and torch's version.
 
     device: cpu or cuda. "changes" is a hash of uncommitted changes to the code that runs, or None. If git
-    fails, all three are None: the code is unknown.
+    fails, or its repository does not hold this code, all three are None: the code is unknown.
     """
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
-    changes, status = _git("diff", "HEAD", "--", *CODE), _git("status", "--porcelain", "--untracked-files=no")
+    # A repository around a copy of this code, such as a user's, says nothing of it.
+    git = _git if _git("ls-files", "--error-unmatch", __file__) else lambda *_: None
+    changes, status = git("diff", "HEAD", "--", *CODE), git("status", "--porcelain", "--untracked-files=no")
     return {
-        "commit": _git("rev-parse", "--short", "HEAD"),
+        "commit": git("rev-parse", "--short", "HEAD"),
         "dirty": None if status is None else bool(status),
         "changes": hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
