@@ -9,10 +9,17 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
+from models.checkpoint.files import reading
+
+if TYPE_CHECKING:
+    from adt_tree.method import Method
+    from adt_tree.pipeline import Pipeline
+    from serve.image_request import ImageRequest
 
 
 @declare
@@ -25,7 +32,8 @@ class Options(ModelOptions):
 def run(options: Options) -> None:
     """Prints a line for every image that differs; the last line is one JSON document.
 
-    Ends with status 1 if an image differs. Raises UserError for a folder without images.
+    Ends with status 1 if an image differs. Raises UserError for a folder without images, and as
+    read_request().
     """
     files = sorted(Path(options.images).glob("*.json"))
     if not files:
@@ -34,15 +42,14 @@ def run(options: Options) -> None:
     check_pixels(options, "load_test")
     from cli.model_from_options import load_with_drafter_if_any
     from eval.runs.run_folder import png_bytes
-    from serve.image_request import ImageRequest, method_of, parse
 
     pipe, groups = load_with_drafter_if_any(options), defaultdict(list)
     for file in files:
-        request = parse(file.read_bytes())
-        groups[method_of(request, pipe)].append((file, request))
+        method, request = read_request(file, pipe)
+        groups[method].append((file, request))
     different = []
     for method, group in groups.items():
-        requests: list[ImageRequest] = [request for _, request in group]
+        requests = [request for _, request in group]
         texts, seeds = [request.prompt for request in requests], [request.seed or 0 for request in requests]
         output = pipe(texts, method, seed=seeds, batch_size=options.batch_size)
         for (file, _), picture in zip(group, output.images, strict=True):
@@ -52,3 +59,18 @@ def run(options: Options) -> None:
     print(json.dumps({"images": len(files), "different": different}))
     if different:
         sys.exit(1)
+
+
+def read_request(file: Path, pipe: Pipeline) -> tuple[Method, ImageRequest]:
+    """Returns a stored request and its method. Raises UserError if it is damaged, or if a service with this
+    model cannot have answered it."""
+    from serve.api_errors import ApiError
+    from serve.image_request import check_model, method_of, parse
+
+    with reading(file, "give --model and the other options of the service"):
+        try:
+            request = parse(file.read_bytes())
+            check_model(request, pipe)
+            return method_of(request, pipe), request
+        except ApiError as error:
+            raise ValueError(str(error)) from None

@@ -20,6 +20,7 @@ from typing import Any
 
 from locust import HttpUser, events, task
 
+HEADERS = {"Authorization": f"Bearer {os.environ.get('ADT_API_KEY', '')}"}
 PROMPTS = Path(__file__).parents[1] / "configs" / "emoji_contact.txt"
 
 
@@ -37,17 +38,22 @@ def add_options(parser: Any) -> None:
 class Client(HttpUser):
     """A client that sends one request after the other."""
 
+    def on_start(self) -> None:
+        """Asks for the name of the service's model, which load_test compares with that of its own."""
+        models = self.client.get("/v1/models", headers=HEADERS)
+        models.raise_for_status()
+        self.model = models.json()["data"][0]["id"]
+
     @task
     def image(self) -> None:
         """Sends a request and follows its stream to the image, or leaves at the first picture."""
         options, seed = self.environment.parsed_options, random.randrange(2**31)
         text = random.choice(PROMPTS.read_text(encoding="utf-8").splitlines())
-        fields: dict[str, Any] = {"prompt": text, "seed": seed}
+        fields: dict[str, Any] = {"prompt": text, "seed": seed, "model": self.model}
         for name in ("method", "temperature", "guidance"):
             fields[name] = random.choice(getattr(options, f"{name}s"))
         body = {**fields, "stream": True, "partial_images": options.partial_images}
-        headers = {"Authorization": f"Bearer {os.environ.get('ADT_API_KEY', '')}"}
-        how: dict[str, Any] = {"json": body, "headers": headers, "stream": True, "catch_response": True}
+        how: dict[str, Any] = {"json": body, "headers": HEADERS, "stream": True, "catch_response": True}
         started, leaves, first = time.perf_counter(), random.random() < options.cancelled, True
         with self.client.post("/v1/images/generations", name="answer", **how) as answer:
             for line in answer.iter_lines() if answer.ok else ():

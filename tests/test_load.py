@@ -22,7 +22,7 @@ SETTINGS = Settings(slots=2)  # of the fixture `live`
 
 @pytest.mark.skipif(find_spec("locust") is None, reason="needs locust (requirements-dev.txt)")
 def test_images_are_those_made_offline(
-    live: Running, checkpoints: Checkpoints, tmp_path: Path, run: Run
+    live: Running, checkpoints: Checkpoints, tmp_path: Path, run: Run, refused: Refused
 ) -> None:
     words = [sys.executable, "-m", "locust", "-f", "serve/locustfile.py", "--headless", "--host", live.site]
     words += ["--users", "3", "--spawn-rate", "3", "--run-time", "3s", "--stop-timeout", "20"]
@@ -40,6 +40,11 @@ def test_images_are_those_made_offline(
     stored[0].write_bytes(stored[1].read_bytes())
     command = ["load_test", "--images", tmp_path / "images", "--model_path", checkpoints["emoji"].path]
     status, out, err = run(*command, "--precision", "fp32", "--batch_size", "2")
+    other = tmp_path / "other" / "7.json"
+    other.parent.mkdir()
+    for content, says in ((json.dumps({"prompt": "x", "model": "anole"}), "anole"), ('{"prompt":', "JSON")):
+        other.write_text(content)
+        assert says in refused("load_test", "--images", other.parent, *command[3:])
     found = {"images": len(stored), "different": [stored[0].stem]}
     assert (status, json.loads(out.splitlines()[-1])) == (1, found), err
 
