@@ -37,7 +37,8 @@ class Options(ModelOptions, GraphOptions):
     )
     api_key_file: str | None = option(
         "file with the key that /v1 and /metrics require (default: the environment variable "
-        f"{KEY_VARIABLE}; without both no key is required)",
+        f"{KEY_VARIABLE}; without both no key is required, and requests that a proxy forwards are refused: "
+        "they have a header X-Forwarded-For, X-Real-IP or Forwarded, which every proxy must set)",
         unit="FILE",
     )
     queue: int = option(
@@ -114,6 +115,8 @@ def run(options: Options) -> None:
     port = listener.getsockname()[1]
     site = f"http://[{options.host}]:{port}" if ":" in options.host else f"http://{options.host}:{port}"
     print(f"{options.model} is served at {site}/v1, and a page at {site}/. Ctrl-C ends it.", flush=True)
+    if key is None:
+        print("There is no key, so requests of other machines and of proxies are refused.", flush=True)
     if not server.run(create_app(pipe, settings), settings, listener, options.grace):
         raise SystemExit(1)
 

@@ -22,6 +22,7 @@ from serve.openmp import in_new_thread
 from serve.service import Service
 from serve.settings import DEFAULTS, Settings
 
+GET = ["GET", "HEAD"]  # the server drops the body of an answer to HEAD
 MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
 PAGE = Path(__file__).resolve().parent / "page"
 PAGES = {  # path -> file, type
@@ -58,14 +59,14 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     add_models(app, pipe)
     add_pages(app)
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.api_route("/health", methods=GET)
     async def health() -> Response:
         scheduler = app.state.service.scheduler
         scheduler.check()
         images = scheduler.backlog
         return json_response({"status": "ok", "images": images, "slots": settings.slots})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=GET)
     async def metrics() -> Response:
         figures = app.state.service.metrics
         return Response(figures.text(), headers={"Content-Type": figures.content_type})
@@ -85,7 +86,7 @@ def add_pages(app: FastAPI) -> None:
     file."""
 
     def add(path: str, content: bytes, kind: str) -> None:
-        @app.get(path)
+        @app.api_route(path, methods=GET)
         async def page() -> Response:
             return Response(content, media_type=kind)
 
@@ -107,11 +108,11 @@ def add_models(app: FastAPI, pipe: Pipeline) -> None:
         "rows": pipe.model.grid.height,
     }
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=GET)
     async def models() -> Response:
         return json_response({"object": "list", "data": [model]})
 
-    @app.get("/v1/models/{model_name}")
+    @app.api_route("/v1/models/{model_name}", methods=GET)
     async def one_model(model_name: str) -> Response:
         if model_name != name:
             raise ApiError(404, f"model {model_name!r}: this server has {name}", "model", "model_not_found")

@@ -188,7 +188,9 @@ class Stream(StreamingResponse):
     """A response of server-sent events. Once the client leaves, its images leave their slots."""
 
     def __init__(self, content: AsyncGenerator[bytes, None], order: Order, service: Service) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        # nginx would hold events back until its buffer is full.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type="text/event-stream", headers=headers)
         self._content, self._order, self._service = content, order, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

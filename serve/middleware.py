@@ -20,6 +20,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # a proxy names its client in one of these
 log = logging.getLogger(__name__)
 
 
@@ -81,7 +82,7 @@ class AccessMiddleware:
             # Behind a prefix, such as Ray's route_prefix, the path may begin with it.
             if scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
                 self._check_key(headers)
-            self._check_client(scope.get("client"))
+            self._check_client(scope.get("client"), headers)
             await self._app(scope, receive, answer.send)
         except ApiError as error:
             await error.response(scope, receive, answer.send)
@@ -101,23 +102,37 @@ class AccessMiddleware:
             failure = ApiError(500, "internal error; the server's log has more", code="server_error")
             await failure.response(scope, receive, answer.send)
 
-    def _check_client(self, client: tuple[str, int] | None) -> None:
+    def _check_client(self, client: tuple[str, int] | None, headers: Headers) -> None:
         """Raises ApiError for a client of another machine if there is no key. `main.py serve` does not listen
-        for such clients, but Ray's proxy may listen at any address."""
-        if self._settings.api_key is None and client is not None and not is_loopback(client[0]):
+        for such clients, but Ray's proxy may listen at any address, and the requests that a proxy on this
+        machine forwards come from this machine."""
+        if self._settings.api_key is not None:
+            return
+        if any(name in headers for name in FORWARDED):
+            raise ApiError(403, "this server has no key, so it answers no request that a proxy forwards")
+        if client is not None and not is_loopback(client[0]):
             raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 
     def _check_site(self, headers: Headers) -> None:
         """Raises ApiError for a request that names another host, or comes from a page of another site."""
-        host = headers.get("host", "")
+        host = headers.get("host")
+        if host is None:  # a browser always sends it; HTTP/1.0, in which proxies ask for /health, need not
+            return
         name = split(f"//{host}").hostname or ""
         # Another site can make its DNS name resolve to this machine, so that its pages may call the server. A
         # request by address cannot come from such a page.
         if name not in self._names and not is_address(name):
             raise ApiError(403, f"host {host!r}: this server does not answer to that name")
         origin = headers.get("origin")
-        if origin is not None and split(origin).netloc != host:
+        if origin is not None and not self._is_site(split(origin), host, name):
             raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
+
+    def _is_site(self, origin: SplitResult, host: str, name: str) -> bool:
+        """Returns whether a page's origin is this server's. Every port of this machine is another site, but
+        before an allowed name a proxy may listen at any port."""
+        if is_loopback(origin.hostname or ""):
+            return origin.netloc == host
+        return origin.hostname in (name, *self._names)
 
     def _check_key(self, headers: Headers) -> None:
         """Raises ApiError for a request without the key, if there is one."""

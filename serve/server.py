@@ -111,6 +111,11 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # From Python 3.12 on their wait_closed(), which uvicorn calls last, waits for open connections even
+        # after a second signal. uvicorn itself waits for connections before.
+        for server in self.servers:
+            server.close()
+        self.servers = []
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn then skips this call, without which the application ends in a traceback
             await self.lifespan.shutdown()

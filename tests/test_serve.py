@@ -154,6 +154,21 @@ def test_models_health_and_metrics(live: Running) -> None:
     }
 
 
+@pytest.mark.parametrize("path", ["/", "/icon.svg", "/health", "/metrics", "/v1/models", "/v1/models/emoji"])
+def test_head_is_get_without_a_body(live: Running, path: str) -> None:
+    with httpx.Client(base_url=live.site) as client:  # a body would disturb the second answer
+        heads = [client.head(path) for _ in range(2)]
+        whole = client.get(path)
+    for head in heads:
+        assert head.status_code == whole.status_code == 200 and not head.content
+        assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+def test_no_proxy_holds_a_stream_back(live: Running) -> None:
+    answer = live.post({"prompt": PROMPT, "stream": True})
+    assert answer.headers["X-Accel-Buffering"] == "no" and answer.headers["Cache-Control"] == "no-store"
+
+
 @pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/icon.svg"])
 def test_the_page(live: Running, path: str) -> None:
     answer = httpx.get(live.site + path)

@@ -22,7 +22,8 @@ from tests.service import PROMPT, Running, running, wait_for
 
 KEY = "kéy-of-the-test"
 LIMIT_S = 1.0
-SETTINGS = Settings(slots=1, queue=10, max_prompt_tokens=32, timeout_s=LIMIT_S)
+NAME = "img.example.com"
+SETTINGS = Settings(slots=1, queue=10, max_prompt_tokens=32, timeout_s=LIMIT_S, server_names=(NAME,))
 
 
 def check_form(answer: httpx.Response, status: int, param: str | None = None) -> str:
@@ -108,6 +109,14 @@ def test_large_bodies(live: Running) -> None:
         ({"Host": "localhost.evil.example:80"}, 403),
         ({"Host": "[::1"}, 403),
         ({"Host": "["}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "localhost", "Origin": "http://localhost:8443"}, 403),
+        ({"Host": "127.0.0.1", "Origin": "http://127.0.0.1:8443"}, 403),
+        ({"Host": NAME, "Origin": f"https://{NAME}.evil.example"}, 403),
+        ({"Host": NAME, "Origin": "http://localhost"}, 403),
+        ({"X-Forwarded-For": "127.0.0.1"}, 403),
+        ({"X-Real-IP": "10.0.0.9"}, 403),
+        ({"Forwarded": "for=10.0.0.9"}, 403),
     ],
 )
 def test_headers_that_are_refused(live: Running, headers: dict[str, str], status: int) -> None:
@@ -116,7 +125,10 @@ def test_headers_that_are_refused(live: Running, headers: dict[str, str], status
 
 def test_headers_that_pass(live: Running) -> None:
     hosts = ({"Host": host} for host in ("localhost:1", "[::1]:1", "10.0.0.1"))
-    for headers in ({"Origin": live.site}, *hosts):
+    # A proxy listens at another port than this server, and may name this server or itself as the host.
+    names = (NAME, f"{NAME}:1", "127.0.0.1:1")
+    proxied = ({"Host": name, "Origin": f"https://{NAME}:8443"} for name in names)
+    for headers in ({"Origin": live.site}, *hosts, *proxied):
         assert live.post({"prompt": PROMPT}, headers=headers).status_code == 200
     answer = live.post({"prompt": PROMPT}, headers={"Origin": live.site})
     assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -149,6 +161,13 @@ def everything(connection: socket.socket) -> bytes:
 
 
 HEAD = b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics"])
+def test_http_1_0_without_a_host(live: Running, path: str) -> None:
+    """HAProxy asks so for /health. A browser, whose pages may be of another site, always sends a host."""
+    answer = everything(raw(live, f"GET {path} HTTP/1.0\r\n\r\n".encode()))
+    assert answer.startswith(b"HTTP/1.1 200")
 
 
 def test_half_a_body(live: Running) -> None:
@@ -248,6 +267,9 @@ def test_the_key(pipe: Pipeline) -> None:
         assert httpx.get(f"{live.site}/v1/models").status_code == 401
         for path in ("/health", "/", "/page.js"):
             assert httpx.get(live.site + path).status_code == 200
+        # With a key, a proxy may forward requests.
+        headers = [(b"Authorization", bearer), (b"X-Forwarded-For", b"10.0.0.9")]
+        assert httpx.get(f"{live.site}/v1/models", headers=headers).status_code == 200
         for passing in (bearer, bearer.replace(b"Bearer", b"bearer")):
             passed = httpx.get(f"{live.site}/v1/models", headers=[(b"Authorization", passing)])
             assert passed.status_code == 200

@@ -31,7 +31,7 @@ from tests.service import offline, running, wait_for
 # main.py, whose passes wait until the file named by the first argument exists. The second argument is torch's
 # number of threads.
 GATED = """
-import os, sys, time
+import asyncio, os, sys, time
 from models.target import ARTarget
 import main, torch
 gate, threads, forward = sys.argv.pop(1), sys.argv.pop(1), ARTarget.forward
@@ -41,6 +41,11 @@ def wait_and_forward(*arguments):
         time.sleep(0.01)
     return forward(*arguments)
 ARTarget.forward = wait_and_forward
+async def wait_closed(server):  # as from Python 3.12 on: until the last connection is closed
+    if server._waiters is not None:
+        server._waiters.append(server._loop.create_future())
+        await server._waiters[-1]
+asyncio.base_events.Server.wait_closed = wait_closed
 sys.exit(main.main(sys.argv[1:]))
 """
 ALONE = 4  # threads of a service without OpenMP: main, decoding, and the pools of texts and pixels
@@ -160,7 +165,7 @@ def test_beyond_this_machine_only_with_a_key(monkeypatch: pytest.MonkeyPatch, tm
         key.write_text(content)
         with pytest.raises(UserError, match="key"):
             command.read_key(parse("--api_key_file", key))
-    key.write_text("sésame\n")
+    key.write_text("\ufeffsésame\n", encoding="utf-8")
     assert command.read_key(parse("--api_key_file", key)) == "sésame"
     monkeypatch.setenv(command.KEY_VARIABLE, "other")
     assert command.read_key(parse()) == "other"
