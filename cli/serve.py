@@ -2,7 +2,8 @@
 
 Several images are decoded at once, and a slot that falls free takes the next one between two steps. A client
 gets the image that `Pipeline` makes of its prompt and seed, whatever else is in flight. After SIGTERM or
-Ctrl-C the server finishes the requests that it has accepted, and ends. It also has a page to try it.
+Ctrl-C the server finishes the requests that it has accepted, and ends. It also has a page to try it. Of
+GLM-Image it serves the codes instead, as SGLang's diffusion server asks for them (--srt-encoder-url).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import reading
-from serve.settings import DEFAULTS, KEY_VARIABLE, checked_key, is_loopback
+from serve.settings import CODES_MODEL, DEFAULTS, KEY_VARIABLE, checked_key, is_loopback
 
 
 @declare
@@ -77,7 +78,8 @@ def run(options: Options) -> None:
     Raises UserError if a package is missing, or if the server cannot listen at the host and port.
     """
     check_model(options)
-    check_pixels(options, "the server")
+    if options.model != CODES_MODEL:
+        check_pixels(options, "the server")
     key = read_key(options)
     if key is None and not is_loopback(options.host):
         raise UserError(
@@ -114,7 +116,8 @@ def run(options: Options) -> None:
     pipe = in_new_thread(torch.get_num_threads(), load_with_drafter_if_any, options)
     port = listener.getsockname()[1]
     site = f"http://[{options.host}]:{port}" if ":" in options.host else f"http://{options.host}:{port}"
-    print(f"{options.model} is served at {site}/v1, and a page at {site}/. Ctrl-C ends it.", flush=True)
+    where = "/generate" if pipe.model.codec is None else f"/v1, and a page at {site}/"
+    print(f"{options.model} is served at {site}{where}. Ctrl-C ends it.", flush=True)
     if key is None:
         print("There is no key, so requests of other machines and of proxies are refused.", flush=True)
     if not server.run(create_app(pipe, settings), settings, listener, options.grace):

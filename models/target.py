@@ -25,6 +25,7 @@ from models.decoder.packed import cache_dtype
 from models.decoder.positions import AxisPositions
 from models.decoder.transformer import Decoder, Join, join, logits_of
 from models.graphs import context_bucket, row_bucket
+from models.image_tokens import ImageTokens
 
 UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
 
@@ -84,6 +85,7 @@ class PromptEncoder:
     num_codes: int  # size of the codebook
     row_end: int | None = None  # token id after every row of codes but the last; None: there is none
     guided: bool = True  # true if prompts have an unconditional branch
+    images: ImageTokens | None = None  # images among the ids of prompts that a client has encoded
     num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
 

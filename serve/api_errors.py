@@ -47,6 +47,11 @@ class ApiError(Exception):
         return f"data: {json.dumps(self.content)}\n\n".encode()
 
 
+def invalid(field: str, text: object) -> ApiError:
+    """Returns the error of a field whose value cannot be taken."""
+    return ApiError(400, f"{field}: {text}", field, "invalid_value")
+
+
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Returns content as JSON in ASCII, which can hold any text that a client may send."""
     return Response(json.dumps(content), status, headers, "application/json")

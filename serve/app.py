@@ -15,12 +15,13 @@ from fastapi.responses import Response
 from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from serve.api_errors import ApiError, install, json_response
-from serve.image_request import engine_method
+from serve.image_request import engine_key
 from serve.images import generate
 from serve.middleware import AccessMiddleware
 from serve.openmp import in_new_thread
 from serve.service import Service
 from serve.settings import DEFAULTS, Settings
+from serve.sglang import generate_codes
 
 GET = ["GET", "HEAD"]  # the server drops the body of an answer to HEAD
 MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
@@ -38,9 +39,11 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     """Returns the application. Its lifespan starts and ends the thread that decodes.
 
     The engine of the default method is built at once, so that memory which it needs is taken before another
-    process looks for room. Raises UserError if there is no room, and for a model without pixels.
+    process looks for room. Raises UserError if there is no room, and for a model without pixels, unless it is
+    GLM-Image, whose codes SGLang asks for.
     """
-    if pipe.model.codec is None:
+    pixels = pipe.model.codec is not None
+    if not pixels and pipe.model.prompts.images is None:
         raise UserError(f"the server shows pixels, and {pipe.model.no_codec_message}")
     pipe = Pipeline(pipe.model, MAX_ENGINES)
     in_new_thread(torch.get_num_threads(), build_first, pipe, settings)
@@ -55,9 +58,11 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     app.state.cut = 0  # number of requests that were unfinished when the server ended
     install(app)
     app.add_middleware(AccessMiddleware, settings=settings, open_paths=OPEN)
-    app.add_api_route("/v1/images/generations", generate, methods=["POST"])
+    app.add_api_route("/generate", generate_codes, methods=["POST"])
+    if pixels:
+        app.add_api_route("/v1/images/generations", generate, methods=["POST"])
+        add_pages(app)
     add_models(app, pipe)
-    add_pages(app)
 
     @app.api_route("/health", methods=GET)
     async def health() -> Response:
@@ -76,8 +81,8 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
 
 def build_first(pipe: Pipeline, settings: Settings) -> None:
     """Builds the engine of the default method, and leaves it to the first request."""
-    method = engine_method(pipe.method(), pipe)
-    with pipe.engines.lease(method, settings.slots, settings.max_prompt_tokens):
+    key = engine_key(pipe.method(), pipe, settings)
+    with pipe.engines.lease(key.method, key.slots, key.room, key.grid):
         pass
 
 

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from adt_tree.engine_cache import EngineKey
 from adt_tree.errors import UserError
+from adt_tree.grid import Grid
 from adt_tree.method import Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
-from serve.api_errors import ApiError
-from serve.settings import MAX_IMAGES
+from serve.api_errors import ApiError, invalid
+from serve.settings import MAX_IMAGES, Settings
 
+Body = TypeVar("Body", bound="Fields")
 MAX_SEED = 2**63 - 1 - MAX_IMAGES  # image i of a request has seed + i, and seeds have 64 bits
 
 
-class LanternFields(BaseModel):
-    """LANTERN's settings; those left out are the published ones."""
+class Fields(BaseModel):
+    """Fields of JSON. Unknown fields, values of another type and infinities are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LanternFields(Fields):
+    """LANTERN's settings; those left out are the published ones."""
 
     delta: Annotated[float, Field(ge=0, le=100)] = Lantern().delta
     k: Annotated[int, Field(ge=0)] | None = None
 
 
-class ImageRequest(BaseModel):
+class ImageRequest(Fields):
     """The fields of OpenAI's request, and from `seed` on those of this server."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     prompt: Annotated[str, Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
@@ -61,28 +67,40 @@ class ImageRequest(BaseModel):
 
 def parse(body: bytes) -> ImageRequest:
     """Returns the request in a body. Raises ApiError 400, which names the field, for a malformed request."""
+    # OpenAI's clients may send null for a field that is left out.
+    fields = {name: value for name, value in fields_of(body).items() if value is not None}
+    request = validated(ImageRequest, fields)
+    try:
+        request.prompt.encode()
+    except UnicodeEncodeError:
+        raise invalid("prompt", "it is not Unicode text") from None
+    _check_together(request)
+    return request
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Returns the fields of a JSON object. Raises ApiError 400 for any other body."""
     try:
         fields = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object")
+    return fields
+
+
+def validated(cls: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Returns a request of these fields. Raises ApiError 400, which names the first that is wrong."""
     for name in fields:
-        if name not in ImageRequest.model_fields:
+        if name not in cls.model_fields:
             raise ApiError(400, f"{name!a}: there is no such field", name, "unknown_parameter")
     try:
-        # OpenAI's clients may send null for a field that is left out.
-        request = ImageRequest(**{name: value for name, value in fields.items() if value is not None})
-        request.prompt.encode()
+        return cls(**fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = str(first["loc"][0])
+        place = ".".join(map(str, first["loc"]))
         code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-        raise ApiError(400, f"{param}: {first['msg']}", param, code) from None
-    except UnicodeEncodeError:
-        raise ApiError(400, "prompt: it is not Unicode text", "prompt", "invalid_value") from None
-    _check_together(request)
-    return request
+        raise ApiError(400, f"{place}: {first['msg']}", str(first["loc"][0]), code) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -101,16 +119,16 @@ def _check_together(request: ImageRequest) -> None:
     }
     for param, message in checks.items():
         if message:
-            raise ApiError(400, f"{param}: {message}", param, "invalid_value")
+            raise invalid(param, message)
 
 
 def check_model(request: ImageRequest, pipe: Pipeline) -> None:
     """Raises ApiError for another model, or for a size that the model does not generate."""
     name, size = pipe.model.name, size_of(pipe)
     if request.model not in (None, name):
-        raise ApiError(404, f"model {request.model!r}: this server has {name}", "model", "model_not_found")
+        raise ApiError(404, f"model {request.model!r}: the model here is {name}", "model", "model_not_found")
     if request.size not in ("auto", size):
-        raise ApiError(400, f"size {request.size!r}: this model's images are {size}", "size", "invalid_value")
+        raise invalid("size", f"{request.size!r}; this model's images are {size}")
 
 
 def size_of(pipe: Pipeline) -> str:
@@ -124,8 +142,7 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
     """Returns the method that a request chooses. Raises ApiError 400 for one that the model does not have."""
     usual, name = pipe.sampling, request.method or pipe.default_method
     if name not in pipe.methods:
-        text = f"method {name!r}: choose one of {', '.join(pipe.methods)}"
-        raise ApiError(400, text, "method", "invalid_value")
+        raise invalid("method", f"{name!r}; choose one of {', '.join(pipe.methods)}")
     sampling = Sampling(
         temperature=usual.temperature if request.temperature is None else request.temperature,
         top_k=usual.top_k if request.top_k is None else min(request.top_k, pipe.model.num_codes),
@@ -141,17 +158,19 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
             lantern.neighbours(pipe.model.num_codes)
         return pipe.method(name, sampling=sampling, lantern=lantern)
     except UserError as error:
-        raise ApiError(400, str(error), "lantern" if lantern else "method", "invalid_value") from None
+        raise invalid("lantern" if lantern else "method", error) from None
 
 
-def engine_method(method: Method, pipe: Pipeline) -> Method:
-    """Returns the method for which to build the engine that decodes images of `method`.
+def engine_key(method: Method, pipe: Pipeline, settings: Settings, grid: Grid | None = None) -> EngineKey:
+    """Returns the key of the engine that decodes images of `method`. grid: of their codes; None: the model's.
 
     Methods that differ only in temperature, guidance and top_p have the same engine, because each of its
     slots takes these values from its image.
     """
     # An engine with any guidance other than 1 has room for the second branch of guided images.
     guidance = pipe.sampling.guidance if pipe.sampling.branches == 2 else 3.0
+    guidance = guidance if pipe.model.prompts.guided else 1.0
     temperature = 0.0 if method.greedy and method.greedy_rule_differs else 1.0
     sampling = Sampling(temperature, method.sampling.top_k, 1.0, guidance)
-    return replace(method, sampling=sampling)
+    method = replace(method, sampling=sampling)
+    return EngineKey(method, settings.slots, settings.max_prompt_tokens, grid or pipe.model.grid)

@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from serve.api_errors import ApiError, failure, json_response
-from serve.image_request import ImageRequest, check_model, engine_method, method_of, parse, size_of
+from models.target import EncodedPrompt
+from serve.api_errors import ApiError, failure, invalid, json_response
+from serve.image_request import ImageRequest, check_model, engine_key, method_of, parse, size_of
 from serve.job import Job, News, Order
 from serve.metrics import since
 from serve.scheduler import Full
@@ -68,19 +69,35 @@ async def read_body(request: Request, service: Service) -> bytes:
 async def place(image_request: ImageRequest, service: Service) -> Order:
     """Puts the images of a request in the queue. Raises ApiError if they do not fit the model or the
     queue."""
-    pipe, settings = service.pipe, service.settings
+    pipe = service.pipe
     method = method_of(image_request, pipe)
     try:
         prompt = await service.painter.encode(image_request.prompt)
     except UserError as error:
-        raise ApiError(400, f"prompt: {error}", "prompt", "invalid_value") from None
-    if prompt.length > settings.max_prompt_tokens:
-        text = f"prompt: it has {prompt.length} tokens, at most {settings.max_prompt_tokens} are taken"
-        raise ApiError(400, text, "prompt", "invalid_value")
-    order = Order(prompt)
-    seed = secrets.randbelow(2**SEED_BITS) if image_request.seed is None else image_request.seed
-    how = method.sampling, engine_method(method, pipe), marks_of(image_request, pipe.model.grid)
-    order.jobs = [Job(order, index, seed + index, *how) for index in range(image_request.n)]
+        raise invalid("prompt", error) from None
+    check_length("prompt", prompt, service)
+    order, seed = Order(), chosen(image_request.seed)
+    engine = engine_key(method, pipe, service.settings)
+    how = method.sampling, engine, marks_of(image_request, pipe.model.grid)
+    order.jobs = [Job(order, index, prompt, seed + index, *how) for index in range(image_request.n)]
+    submit(order, service)
+    return order
+
+
+def check_length(field: str, prompt: EncodedPrompt, service: Service) -> None:
+    """Raises ApiError 400, which names the field, for a prompt that the caches have no room for."""
+    most = service.settings.max_prompt_tokens
+    if prompt.length > most:
+        raise invalid(field, f"it has {prompt.length} tokens, at most {most} are taken")
+
+
+def chosen(seed: int | None) -> int:
+    """Returns the seed that a client gives, or else one at random."""
+    return secrets.randbelow(2**SEED_BITS) if seed is None else seed
+
+
+def submit(order: Order, service: Service) -> None:
+    """Puts the images of an order in the queue. Raises ApiError 429 if there is no room for them."""
     try:
         service.scheduler.submit(order.jobs)
     except Full:
@@ -88,7 +105,6 @@ async def place(image_request: ImageRequest, service: Service) -> Order:
         wait = math.ceil(min(max(service.metrics.image_seconds, 1), MAX_WAIT_S))
         text = f"{service.scheduler.backlog} images are in flight or wait; try again in {wait} s"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(wait)}) from None
-    return order
 
 
 def marks_of(image_request: ImageRequest, grid: Grid) -> Sequence[int]:
@@ -146,7 +162,7 @@ async def answer(order: Order, image_request: ImageRequest, service: Service) ->
 
 def usage(order: Order, service: Service, images: int) -> dict[str, Any]:
     """Returns OpenAI's counts of a request: the tokens of the prompt and the codes of the images."""
-    text, codes = order.prompt.length, images * service.pipe.model.grid.size
+    text, codes = order.jobs[0].prompt.length, images * service.pipe.model.grid.size
     return {
         "input_tokens": text,
         "input_tokens_details": {"text_tokens": text, "image_tokens": 0},

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from adt_tree.method import Method
+from adt_tree.engine_cache import EngineKey
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from models.target import EncodedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,19 @@ class Job:
     """
 
     def __init__(
-        self, order: Order, index: int, seed: int, sampling: Sampling, engine: Method, marks: Sequence[int]
+        self,
+        order: Order,
+        index: int,
+        prompt: EncodedPrompt,
+        seed: int,
+        sampling: Sampling,
+        engine: EngineKey,
+        marks: Sequence[int],
     ) -> None:
-        """Makes a job for image number `index` of an order. engine: the method of the engine that decodes it.
-        marks: the rising numbers of codes after which the client gets a picture; the last is that of a whole
-        image."""
-        self.order, self.index, self.seed, self.sampling, self.engine = order, index, seed, sampling, engine
+        """Makes a job for image number `index` of an order. engine: of the engine that decodes it. marks: the
+        rising numbers of codes after which the client gets a picture; the last is that of a whole image."""
+        self.order, self.index, self.prompt, self.seed = order, index, prompt, seed
+        self.sampling, self.engine = sampling, engine
         self.gone = self.failed = False
         self.shown = self.finished = False  # whether the client has got a first picture, and the whole image
         self.codes: list[int] = []  # grows while the image is decoded
@@ -44,7 +51,7 @@ class Job:
 
     def request(self, name: str) -> Request:
         """Returns the request for the engine."""
-        return Request(name, self.order.prompt, self.seed, self.sampling, self)
+        return Request(name, self.prompt, self.seed, self.sampling, self)
 
     def tell(self, codes: list[int]) -> None:
         """Stores the codes, and posts news for every mark that they have reached."""
@@ -60,9 +67,8 @@ class Job:
 class Order:
     """The images of one request, and the queue that carries their news to the event loop."""
 
-    def __init__(self, prompt: Any) -> None:
-        """Makes an order for an encoded prompt. Must be called in the event loop."""
-        self.prompt = prompt
+    def __init__(self) -> None:
+        """Makes an order without images. Must be called in the event loop."""
         self.jobs: list[Job] = []
         self._loop, self._news = asyncio.get_running_loop(), asyncio.Queue[News]()
 

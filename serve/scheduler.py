@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from adt_tree.batch import StepOutput
-from adt_tree.method import Method
+from adt_tree.engine_cache import EngineKey
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
 from serve.api_errors import ApiError
@@ -95,8 +95,8 @@ class Scheduler:
         and check() says so."""
         torch.set_num_threads(self._threads)  # the size of an OpenMP team is set for each calling thread
         try:
-            while (method := self._next_method()) is not None:
-                self._decode(method)
+            while (key := self._next_engine()) is not None:
+                self._decode(key)
         except Exception as error:
             log.exception("the decoding thread ends")
             with self._changed:
@@ -107,26 +107,25 @@ class Scheduler:
             for job in jobs:
                 job.fail(error)
 
-    def _decode(self, method: Method) -> None:
+    def _decode(self, key: EngineKey) -> None:
         """Decodes the images of one engine until the next one needs another, or until decoding fails."""
-        size = (self.settings.slots, self.settings.max_prompt_tokens)
         try:
-            with self.pipe.engines.lease(method, *size) as engine:
-                for output in engine.steps(self._feed(method)):
+            with self.pipe.engines.lease(key.method, key.slots, key.room, key.grid) as engine:
+                for output in engine.steps(self._feed(key)):
                     self._deliver(output)
         except Exception as error:
-            log.exception("decoding by %s failed", method.label)
+            log.exception("decoding by %s failed", key.method.label)
             self._fail(error)
             self.pipe.engines.clear()
 
-    def _next_method(self) -> Method | None:
-        """Waits for an image, and returns the method of the engine that the oldest one needs. Returns None
-        once the scheduler closes."""
+    def _next_engine(self) -> EngineKey | None:
+        """Waits for an image, and returns the key of the engine that the oldest one needs. Returns None once
+        the scheduler closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return None if self._closing else self._waiting[0].engine
 
-    def _feed(self, method: Method) -> Iterator[Request | None]:
+    def _feed(self, key: EngineKey) -> Iterator[Request | None]:
         """Yields the requests of one engine, oldest first.
 
         While images are in flight and no request for this engine is next, it yields None, so that the engine
@@ -140,7 +139,7 @@ class Scheduler:
                     self._changed.wait_for(lambda: self._waiting or self._closing)
                 if self._closing:
                     return
-                fits = bool(self._waiting) and self._waiting[0].engine == method
+                fits = bool(self._waiting) and self._waiting[0].engine == key
                 if not fits and not self._flying:
                     return
                 request = None

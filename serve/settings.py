@@ -9,6 +9,7 @@ from adt_tree.errors import UserError
 
 MAX_IMAGES = 10  # of one request, as in OpenAI's API
 KEY_VARIABLE = "ADT_API_KEY"  # environment variable with the key
+CODES_MODEL = "glm_image"  # the model that is served without pixels, by its codes
 
 
 def is_loopback(host: str) -> bool:

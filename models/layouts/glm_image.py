@@ -217,6 +217,7 @@ def assemble(
         chat = tokenizer()
         spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
         checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
+    prompts = replace(prompts, images=image_tokens(config))
     read = state.renamed({name: name for name in shapes})
     model = load_networks(checkpoint, shape, read, decoder, LLAMA, grid, prompts, codec=None)
     return replace(model, latents=code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint))

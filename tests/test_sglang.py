@@ -1,0 +1,242 @@
+"""POST /generate for GLM-Image, asked as SGLang's diffusion server 0.5.23 asks its --srt-encoder-url.
+
+`one` and `several` are the recorded form of its requests: those of generate_prior_tokens, which asks for one
+image, and of generate_prior_tokens_batch, in its class GlmImageAR. Where the package lies on the path
+(`pip install --no-deps sglang`), one test runs that class itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import httpx
+import pytest
+import torch
+
+from adt_tree import Pipeline, Sampling
+from adt_tree.grid import Grid
+from cli import serve as command
+from serve import server
+from serve.settings import Settings
+from tests import tiny_glm_image as tiny
+from tests.conftest import Refused
+from tests.service import Running, running
+from tests.test_parity_glm_image import Theirs
+
+SIZE = (3, 2)  # cells of the images that most tests ask for; their previews have 19 x 13
+SETTINGS = Settings(slots=2, queue=10, max_prompt_tokens=64)
+TEXTS = ["a red heart", "a cat in the sun, with a hat", "sea"]
+SAMPLED = Sampling(1.0, 0, 1.0, guidance=1.0)  # SGLang sends the temperature alone
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+    """Returns a tiny checkpoint with transformers' processor, which SGLang's client runs."""
+    return Theirs(tiny.build(tmp_path_factory.mktemp("glm_image")))
+
+
+@pytest.fixture(scope="module")
+def glm(theirs: Theirs) -> Iterator[Running]:
+    """Serves the tiny checkpoint, for images of up to 3 x 4 cells."""
+    with running(theirs.ours(3, 4), SETTINGS) as service:
+        yield service
+
+
+def one(theirs: Theirs, text: str, seed: int | None, cells: tuple[int, int] = SIZE) -> dict[str, Any]:
+    """Returns the request for one image."""
+    inputs = theirs.inputs([text], Grid(*cells))
+    grids = inputs["image_grid_thw"].tolist()
+    count = sum(height * width for _, height, width in grids)
+    sampling: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": count + 1, "ignore_eos": True}
+    if seed is not None:
+        sampling["sampling_seed"] = seed
+    ids = inputs["input_ids"][0].tolist()
+    return {"input_ids": ids, "image_data": [{"image_grid_thw": grids}], "sampling_params": sampling}
+
+
+def several(theirs: Theirs, texts: Sequence[str], seeds: Sequence[int | None]) -> dict[str, Any]:
+    """Returns the request for several images."""
+    made = [one(theirs, text, seed) for text, seed in zip(texts, seeds, strict=True)]
+    return {name: [request[name] for request in made] for name in made[0]}
+
+
+def post(live: Running, payload: Any, **more: Any) -> httpx.Response:
+    return httpx.post(f"{live.site}/generate", json=payload, timeout=60, **more)
+
+
+def offline(theirs: Theirs, text: str, seed: int, sampling: Sampling = SAMPLED) -> list[int]:
+    """Returns the codes that Pipeline makes, the preview's first."""
+    return theirs.ours(*SIZE)(text, sampling=sampling, seed=seed).codes[0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_list_is_answered_by_a_list(glm: Running, theirs: Theirs, count: int) -> None:
+    answer = post(glm, several(theirs, TEXTS[:count], range(7, 7 + count)))
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    expected = [offline(theirs, text, 7 + number) for number, text in enumerate(TEXTS[:count])]
+    assert [entry["output_ids"] for entry in made] == expected
+    assert len({tuple(codes) for codes in expected}) == count
+    for entry, text in zip(made, TEXTS, strict=False):
+        length = len(one(theirs, text, None)["input_ids"])
+        codes = 19 * 13 + 3 * 2
+        assert entry["meta_info"] == {
+            "prompt_tokens": length, "completion_tokens": codes, "cached_tokens": 0, "reasoning_tokens": 0,
+        }  # fmt: skip
+
+
+def test_one_prompt_is_answered_by_an_object(glm: Running, theirs: Theirs) -> None:
+    """Without a seed, as with null, the server chooses one."""
+    codes = post(glm, one(theirs, TEXTS[0], 5)).json()["output_ids"]
+    assert codes == offline(theirs, TEXTS[0], 5)
+    null = one(theirs, TEXTS[0], None)
+    null["sampling_params"]["sampling_seed"] = None
+    free = [post(glm, payload).json()["output_ids"] for payload in (null, null, one(theirs, TEXTS[0], None))]
+    assert len({tuple(ids) for ids in free}) == 3
+
+
+def test_filters_that_are_sent_apply(glm: Running, theirs: Theirs) -> None:
+    """Those of generation_config.json, a top-p of 0.7, do not."""
+    payload = one(theirs, TEXTS[0], 5)
+    payload["sampling_params"] |= {"top_p": 0.7, "temperature": 0.8, "top_k": 9}
+    filtered = Sampling(0.8, 9, 0.7, guidance=1.0)
+    codes = post(glm, payload).json()["output_ids"]
+    assert codes == offline(theirs, TEXTS[0], 5, filtered) != offline(theirs, TEXTS[0], 5)
+
+
+def test_images_of_different_sizes_in_one_list(glm: Running, theirs: Theirs) -> None:
+    """Each has its own engine, one after the other."""
+    parts = [one(theirs, TEXTS[0], 5), one(theirs, TEXTS[1], 6, (2, 3))]
+    made = post(glm, {name: [part[name] for part in parts] for name in parts[0]}).json()
+    assert made[0]["output_ids"] == offline(theirs, TEXTS[0], 5)
+    other = theirs.ours(2, 3)(TEXTS[1], sampling=SAMPLED, seed=6).codes[0]
+    assert made[1]["output_ids"] == other and len(other) == 13 * 19 + 6
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "no ids": ("input_ids", []),
+    "ids of a text": ("input_ids", "a red heart"),
+    "an id that is no number": ("input_ids", [1, "2"]),
+    "an id beyond the vocabulary": ("input_ids", [1, 10**6]),
+    "a negative id": ("input_ids", [-1, 64]),
+    "no image start": ("input_ids", [80, 81]),
+    "too many ids": ("input_ids", [80] * 64 + [tiny.CODES + tiny.START]),
+    "no grids": ("image_data", []),
+    "one grid": ("image_data", [{"image_grid_thw": [[1, 3, 2]]}]),
+    "the preview first": ("image_data", [{"image_grid_thw": [[1, 19, 13], [1, 3, 2]]}]),
+    "another preview": ("image_data", [{"image_grid_thw": [[1, 3, 2], [1, 16, 16]]}]),
+    "two frames": ("image_data", [{"image_grid_thw": [[2, 3, 2], [1, 19, 13]]}]),
+    "no cells": ("image_data", [{"image_grid_thw": [[1, 0, 2], [1, 19, 13]]}]),
+    "sides without a preview": ("image_data", [{"image_grid_thw": [[1, 1, 4000], [1, 1, 1]]}]),
+    "a source image": ("image_data", [{"image_grid_thw": [[1, 3, 2]] * 3}]),
+    "more cells than the server takes": ("image_data", [{"image_grid_thw": [[1, 32, 32], [1, 16, 16]]}]),
+    "too few tokens": ("sampling_params", {"max_new_tokens": 19 * 13 + 5}),
+    "SGLang's default of 128 tokens": ("sampling_params", {}),
+    "a setting that is not read": ("sampling_params", {"max_new_tokens": 999, "min_p": 0.1}),
+    "a seed below 0": ("sampling_params", {"max_new_tokens": 999, "sampling_seed": -1}),
+    "a temperature below 0": ("sampling_params", {"max_new_tokens": 999, "temperature": -1}),
+    "a field that is not read": ("return_logprob", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_what_does_not_fit_is_named(glm: Running, theirs: Theirs, name: str, as_list: bool) -> None:
+    field, value = WRONG[name]
+    payload = one(theirs, TEXTS[0], 5) | {field: value}
+    if as_list:
+        payload = {key: [part] for key, part in payload.items()}
+    answer = post(glm, payload)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == field and field in error["message"] and "\n" not in error["message"]
+
+
+def test_lists_that_do_not_fit(glm: Running, theirs: Theirs) -> None:
+    """One entry of each list belongs to each prompt, and no list is longer than slots and queue."""
+    payload = several(theirs, TEXTS, [1, 2, 3])
+    for field in ("image_data", "sampling_params"):
+        short = payload | {field: payload[field][:2]}
+        assert post(glm, short).json()["error"]["param"] == field
+    long = {name: value * 5 for name, value in payload.items()}
+    assert post(glm, long).status_code == 400
+    assert post(glm, payload | {"input_ids": None}).status_code == 400
+
+
+def test_the_rest_of_the_service_beside_it(glm: Running) -> None:
+    """Health is what SGLang asks for first. There are no pictures, so there is no page."""
+    assert httpx.get(f"{glm.site}/health").status_code == 200
+    assert httpx.get(f"{glm.site}/v1/models").json()["data"][0]["id"] == "glm_image"
+    assert glm.post({"prompt": "sun"}).status_code == httpx.get(glm.site).status_code == 404
+    assert glm.figures['adt_images_total{outcome="completed",replica=""}'] > 0
+
+
+CLIENT = "multimodal_gen/runtime/pipelines_core/stages/model_specific_stages/glm_image.py"
+
+
+class Stub(ModuleType):
+    """A module of SGLang of which only names are needed: a name of a class gives an empty class."""
+
+    def __getattr__(self, name: str) -> Any:
+        return type(name, (), {}) if name[0].isupper() and not name.isupper() else MagicMock()
+
+
+def sglangs_client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns SGLang's module with GlmImageAR. The rest of the package, which needs a GPU, is left out."""
+    found = importlib.util.find_spec("sglang")
+    if found is None:
+        pytest.skip("needs SGLang's files: pip install --no-deps sglang==0.5.23")
+    path = Path(found.submodule_search_locations[0]) / CLIENT
+    for line in path.read_text().splitlines():
+        if line.startswith("from sglang"):
+            name = line.split()[1]
+            monkeypatch.setitem(sys.modules, name, Stub(name))
+    spec = importlib.util.spec_from_file_location("sglangs_glm_image", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.GLM_IMAGE_RESOLUTION_ALIGNMENT = 32
+    module.current_platform.get_local_torch_device.return_value = torch.device("cpu")
+    return module
+
+
+def test_sglangs_own_client(glm: Running, theirs: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the image's codes, each repeated over 2 x 2 cells, for one image and for two."""
+    stage = sglangs_client(monkeypatch).GlmImageAR(theirs.processor, None)
+    address = {"srt_encoder_url": glm.site, "srt_encoder_connect_timeout": 3, "srt_encoder_timeout": 60}
+    size = {"height": 32 * SIZE[0], "width": 32 * SIZE[1], "server_args": SimpleNamespace(**address)}
+    expected = [
+        torch.tensor(offline(theirs, text, seed)[19 * 13 :]).view(*SIZE).repeat_interleave(2, 0)
+        for text, seed in zip(TEXTS, (7, 8, 9), strict=True)
+    ]
+    expected = [rows.repeat_interleave(2, 1).flatten() for rows in expected]
+    made, _, usage = stage.generate_prior_tokens(TEXTS[0], seed=7, **size)
+    assert torch.equal(made[0], expected[0]) and usage["completion_tokens"] == 19 * 13 + 6
+    several, usages = stage.generate_prior_tokens_batch(TEXTS, [7, 8, 9], **size)
+    assert all(torch.equal(one[0], other) for one, other in zip(several, expected, strict=True))
+    assert [usage["cached_tokens"] for usage in usages] == [0, 0, 0]
+    alone, _ = stage.generate_prior_tokens_batch(TEXTS[:1], [None], **size)
+    assert alone[0].shape == expected[0][None].shape
+
+
+def test_other_models_and_the_key(pipe: Pipeline, theirs: Theirs) -> None:
+    with running(pipe, Settings(slots=1, api_key="secret")) as emoji:
+        payload = one(theirs, TEXTS[0], 5)
+        assert post(emoji, payload).status_code == 401
+        answer = post(emoji, payload, headers={"Authorization": "Bearer secret"})
+        assert answer.status_code == 400 and "emoji" in answer.json()["error"]["message"]
+
+
+def test_the_command_serves_the_codes(
+    theirs: Theirs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    monkeypatch.setattr(server, "run", lambda *_: True)
+    words = ["--model", "glm_image", "--model_path", str(theirs.folder), "--device", "cpu", "--port", "0"]
+    command.run(command.Options.parse([*words, "--height", "64", "--width", "64", "--precision", "fp32"]))
+    out = capsys.readouterr().out
+    assert "/generate" in out and "no key" in out
