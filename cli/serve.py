@@ -129,5 +129,5 @@ def read_key(options: Options) -> str | None:
     if options.api_key_file is None:
         return checked_key(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     with reading(Path(options.api_key_file), "give a file that holds the key"):
-        key = Path(options.api_key_file).read_text(encoding="utf-8")
+        key = Path(options.api_key_file).read_text(encoding="utf-8-sig")
     return checked_key(key, f"--api_key_file {options.api_key_file}")
