@@ -158,9 +158,8 @@ class PromptOptions(Options):
     """
 
     prompt: str | None = option(
-        "a text, repeated --num_images times with different seeds; a .txt (lines that begin with # are "
-        "comments), .tsv, .csv or .json file; or one "
-        "of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
+        "a text, repeated --num_images times with different seeds; a .txt, .tsv, .csv, .json or .jsonl file; "
+        "or one of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
         "(default: prompts of the embedded model in configs/)",
         unit="TEXT",
     )

@@ -26,10 +26,11 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, 
 import yaml
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import reading
+from models.checkpoint.files import expanded, read_text, reading
 
 Class = TypeVar("Class")
 NOT_IN_FILES = ("help", "config", "debug")
+PATHS = ("DIR", "FILE", "PATH", "PLACE", "RESULT")  # units of options that name files
 
 
 def option(
@@ -47,9 +48,9 @@ def option(
     """Declares a field of an options class as an option.
 
     text: the help; "(default: ...)" is added unless the text states it. unit: placeholder of the value in
-    --help. least, most: inclusive bounds of a number; above: exclusive lower bound. read: function that
-    parses a word, in place of the one of the field's type. repeat: the option may be given several times,
-    with one value each.
+    --help; with one of PATHS a leading ~ is the home folder. least, most: inclusive bounds of a number;
+    above: exclusive lower bound. read: function that parses a word, in place of the one of the field's type.
+    repeat: the option may be given several times, with one value each.
     """
     declared = {"text": text, "unit": unit, "choices": choices, "read": read, "repeat": repeat}
     return field(default=default, metadata={**declared, "bounds": (least, most, above)})
@@ -145,21 +146,22 @@ class Parser(argparse.ArgumentParser):
         matches = get_close_matches(word, self._option_string_actions, n=1)
         return f"; did you mean {matches[0]}?" if matches else ""
 
-    def words_of(self, key: str, value: object) -> list[str]:
+    def words_of(self, key: str, value: str | list[str]) -> list[str]:
         """Returns an entry of a file as command-line words, so that one place checks types and choices."""
         action = self._option_string_actions.get(f"--{key}")
         if action is None or key in NOT_IN_FILES:
             raise UserError(f"unknown key {key!r}{self.hint(f'--{key}')}")
         if isinstance(action, argparse.BooleanOptionalAction):
-            if not isinstance(value, bool):
+            switch = yaml.SafeLoader.bool_values.get(str(value).lower())
+            if switch is None:
                 raise UserError(f"{key} is {value!r}: give true or false")
-            return [f"--{key}" if value else f"--no-{key}"]
+            return [f"--{key}" if switch else f"--no-{key}"]
         repeated = action.dest in self.repeated
         words = value if isinstance(value, list) and (action.nargs or repeated) else [value]
-        if not all(isinstance(word, str | int | float) and not isinstance(word, bool) for word in words):
+        if not all(isinstance(word, str) for word in words):
             raise UserError(f"{key} is {value!r}: give a plain value")
         if isinstance(value, list) and not repeated:
-            return [f"--{key}", *map(str, value)]
+            return [f"--{key}", *value]
         return [f"--{key}={word}" for word in words]  # this form also takes a value that begins with a dash
 
 
@@ -179,7 +181,7 @@ def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint
         switch.help = text  # set afterwards, because some versions of argparse append the default themselves
         return
     arguments: dict[str, Any] = {
-        "type": declared["read"] or _reader(kind, *declared["bounds"]),
+        "type": declared["read"] or (_path if unit in PATHS else _reader(kind, *declared["bounds"])),
         "choices": choices,
         "metavar": unit or (None if choices else flags[0].lstrip("-").upper()),
         "help": text,
@@ -229,20 +231,29 @@ def _text(text: str) -> str:
     return text
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses a key which occurs twice."""
+def _path(text: str) -> str:
+    """Returns a path or an id as text, with the home folder for a leading ~."""
+    return expanded(_text(text))
+
+
+class _Loader(yaml.BaseLoader):
+    """A YAML loader whose values are texts, so that 12:30 and `no` stay as they are written. It refuses a key
+    that occurs twice, and one without a value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if len(set(keys)) < len(keys):
             raise ValueError(f"{max(keys, key=keys.count)} stands twice; leave one out")
+        for key, value in node.value:
+            if value.value in ("", "~", "null", "Null", "NULL") and value.style is None:
+                raise ValueError(f"{key.value} has no value; give one, or leave it out")
         return super().construct_mapping(node, deep)
 
 
-def read_config(path: Path) -> dict[str, object]:
+def read_config(path: Path) -> dict[str, Any]:
     """Returns the entries of a flat YAML file. Raises CheckpointError if it is missing or damaged."""
     with reading(path, "give a flat list of `option: value` lines by --config"):
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+        content = yaml.load(read_text(path), _Loader) or {}
         if not isinstance(content, dict):
             raise ValueError("is not a list of options")
     return content

@@ -15,7 +15,7 @@ from typing import ClassVar
 from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
 from cli.parser import declare, option
-from models.checkpoint.files import reading
+from models.checkpoint.files import read_text, reading
 from serve.settings import CODES_MODEL, DEFAULTS, KEY_VARIABLE, checked_key, is_loopback
 
 
@@ -129,5 +129,5 @@ def read_key(options: Options) -> str | None:
     if options.api_key_file is None:
         return checked_key(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     with reading(Path(options.api_key_file), "give a file that holds the key"):
-        key = Path(options.api_key_file).read_text(encoding="utf-8-sig")
+        key = read_text(Path(options.api_key_file))
     return checked_key(key, f"--api_key_file {options.api_key_file}")

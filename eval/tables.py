@@ -11,7 +11,7 @@ from typing import Any
 
 from adt_tree.errors import UserError
 from eval.columns import COLUMNS, SETTINGS, Row
-from models.checkpoint.files import read_json, reading, write_atomic
+from models.checkpoint.files import read_json, read_text, reading, write_atomic
 
 STORED = "bench.json"
 # The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, temperature) -> speed-up, tau, mean depth.
@@ -176,10 +176,8 @@ def label(row: Row, rows: Sequence[Row]) -> str:
 def insert(file: Path, name: str, text: str) -> None:
     """Replaces the text between a document's markers. Raises UserError if it has none of that name."""
     first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-    try:
-        before = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--into {file}: cannot be read ({getattr(error, 'strerror', error)})") from None
+    with reading(file, "give a document by --into"):
+        before = read_text(file)
     head, start, rest = before.partition(first)
     _, end, tail = rest.partition(last)
     if not (start and end):

@@ -193,6 +193,9 @@ def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> 
     [
         ("temprature: 0\n", "'temprature'.*--temperature"),
         ("peanut: 1\n", "peanut"),
+        ("output_dir: ~\n", "output_dir"),
+        ("temperature: null\n", "temperature"),
+        ("temperature: 0.5\n".encode("utf-16"), "not UTF-8"),
         ("top_k: true\n", "top_k"),
         ("top_k:\n", "top_k"),
         ("tree:\n  depth: 3\n", "tree"),

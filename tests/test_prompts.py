@@ -32,6 +32,8 @@ def select(source: object, count: int = -1, **options: Any) -> list[tuple[Any, .
 
 
 def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
+    for text in ("a cat/dog. Wow", "50/50 grey, f/1.8", "node.js", "party"):
+        assert select(text, 1) == [("0", text)]
     assert select("a cat", 3) == [("0", "a cat"), ("1", "a cat"), ("2", "a cat")]
     assert select(None, class_labels=(207, 360)) == [("207", "207"), ("360", "360")]
 
@@ -39,7 +41,12 @@ def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "prompts"),
     [
-        ("p.txt", "# a comment\nred\n\n  green \nblau ü\n", [("0", "red"), ("1", "green"), ("2", "blau ü")]),
+        ("p.txt", "#red\n\n  green \rblau\u2028ü\r\n", [("0", "#red"), ("1", "green"), ("2", "blau\u2028ü")]),
+        ("p.tsv", 'prompt\tX\n"a sign: ""open"""\ty\nb\tz\n', [("0", 'a sign: "open"'), ("1", "b")]),
+        ("p.jsonl", '{"prompt": "a", "tag": "x"}\n\n{"Prompt": "b", "id": 7}\n', [("0", "a"), ("7", "b")]),
+        ("p.json", '{"annotations": [{"id": "x1", "image_id": "i1", "caption": "a"}, '
+         '{"id": 2, "image_id": 3, "caption": "b"}]}',
+         [("x1", "a", ("image_id", "i1")), ("2", "b", ("image_id", 3))]),
         ("p.tsv", 'Prompt\tX\na "red" cat\ty\n"half\tz\n', [("0", 'a "red" cat'), ("1", '"half')]),
         ("p.csv", 'id,caption\nx7,"a, b"\n12,c\n', [("x7", "a, b"), ("12", "c")]),
         ("p.json", '["a", "b"]', [("0", "a"), ("1", "b")]),
@@ -82,7 +89,19 @@ def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
     ("name", "content", "says"),
     [
         ("p.txt", b"", ""),
-        ("p.txt", b"\xff\xfe\x00", "position 0"),
+        ("p.txt", b"\xff\xfe\x00", "not UTF-8.*position 0"),
+        ("p.csv", "prompt\nred\n".encode("utf-16"), "not UTF-8"),
+        ("p.csv", b"id,prompt\n1,a red heart, on a table\n", "line 2.*3 cells"),
+        ("p.tsv", b"id\tprompt\n1\ta\n2\tb\tc\n", "line 3.*3 cells"),
+        ("p.csv", b'prompt\na\n"b\nc\nd\n', "line 3"),
+        ("p.csv", b'prompt\n"a" b\n', "line 2"),
+        ("p.csv", b"prompt,Prompt\na,b\n", "two columns"),
+        ("p.json", b'[{"prompt": "a", "Prompt": "b"}]', "two columns"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2"),
+        ("p.jsonl", b'{"text": 5}\n', "row 0"),
+        ("p.json", b'{"annotations": [{"id": 1, "image_id": 2, "caption": null}]}', "annotation 1"),
+        ("p.json", b'{"annotations": [{"id": null, "image_id": 2, "caption": "a"}]}', "id None"),
+        ("p.json", b'[{"name": ["a"], "prompt": "b"}]', "id .'a'."),
         ("p.tsv", b"Text1\tB\nx\ty\n", "Prompt, Caption or Text"),
         ("p.csv", b"prompt\n   \n", "row 0"),
         ("p.csv", b"name,prompt\na,x\na,y\n", "'a'"),
@@ -112,6 +131,11 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
         ({"source": "a cat", "count": 2, "slice": "7-9"}, "of 2: .*--slice"),
         ({"source": "a cat"}, "--num_images -1"),
         ({"source": "  ", "count": 1}, "--prompt"),
+        ({"source": "MSCOCO2017val"}, "MSCOCO2017Val"),
+        ({"source": "parti prompts", "count": 1}, "PartiPrompts"),
+        ({"source": "notes", "count": 1}, r"--prompt notes.*\.jsonl"),
+        ({"source": "data/prompts.yaml", "count": 1}, r"--prompt data/prompts\.yaml"),
+        ({"source": r"data\p.md", "count": 1}, r"p\.md"),
         ({"source": None, "start_idx": 5, "end_idx": 5}, "--end_idx 5.*--start_idx 5"),
         ({"source": "a cat", "class_labels": (1,)}, "--class_labels .*--prompt"),
         ({"source": "p.json", "captions": "longest"}, r"--captions longest: p\.json"),
@@ -128,6 +152,7 @@ def test_selections_that_cannot_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("p.json").write_text('["a", "b"]')
+    Path("notes").write_text("a cat")
     with pytest.raises(UserError, match=says):
         select(**selection)
 

@@ -10,14 +10,17 @@ import csv
 import hashlib
 import io
 import json
+import os
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import reading
+from models.checkpoint.files import expanded, lines_of, read_text, reading
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -33,7 +36,7 @@ NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annot
     "MSCOCO2017Train": ("captions_train2017.json",),
     "MSCOCO2014Val": ("captions_val2014.json", "captions_val_2014.json"),
 }
-SUFFIXES = (".txt", ".tsv", ".csv", ".json")
+SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl")
 TEXT_COLUMNS = ("prompt", "caption", "text")
 NAME_COLUMNS = ("name", "id")
 FACT_COLUMNS = ("category", "challenge")  # columns of PartiPrompts that go into the statistics
@@ -73,7 +76,7 @@ def make_requests(pipe: Pipeline, prompts: Sequence[Prompt], run_seed: int) -> l
 
 def held_out_texts() -> frozenset[str]:
     """Returns the prompts whose pair of name and style the embedded model has not seen in training."""
-    return frozenset(HELD_OUT_FILE.read_text(encoding="utf-8").splitlines())
+    return frozenset(lines_of(read_text(HELD_OUT_FILE)))
 
 
 def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
@@ -117,10 +120,9 @@ def _read(args: Any, default: Path) -> list[Prompt]:
     if source in NAMED:
         return read_file(_find(source, Path(args.prompt_dir)), args.captions)
     if source.lower().endswith(SUFFIXES):
-        return read_file(Path(source), args.captions)
+        return read_file(Path(expanded(source)), args.captions)
     _refuse_captions(args.captions, f"--prompt {source[:40]!r}")
-    if not source.strip():
-        raise UserError("--prompt is empty: give a text, a file or the name of a prompt set")
+    _refuse_names(source)
     if args.num_images < 1:
         raise UserError(f"--num_images {args.num_images}: a text is repeated, so give the number of images")
     return [Prompt(str(row), source, row) for row in range(args.num_images)]
@@ -143,17 +145,30 @@ def _refuse_captions(captions: str | None, source: str) -> None:
         )
 
 
+def _refuse_names(text: str) -> None:
+    """Raises UserError for a text that is empty, or that looks like the name of a file or a prompt set."""
+    if not text.strip():
+        raise UserError("--prompt is empty: give a text, a file or the name of a prompt set")
+    # Paths such as prompts/a.yaml; "a cat/dog. Wow" is none, because its last part has a space.
+    if os.path.isfile(expanded(text)) or re.search(r"[/\\][^/\\\s]+\.[A-Za-z]\w{0,5}$", text):
+        raise UserError(
+            f"--prompt {text[:80]}: prompt files end in {', '.join(SUFFIXES)}; give one, or a text"
+        )
+    names = {name.lower(): name for name in NAMED}
+    if near := get_close_matches(text.lower(), names, n=1, cutoff=0.8):
+        raise UserError(f"--prompt {text}: did you mean {names[near[0]]}? If it is a text, add a word")
+
+
 def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     """Returns all prompts of a file; its suffix says how to read it.
 
     .txt: one prompt per line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if there is one.
-    .json: a list of texts, a list of objects with those keys, or COCO annotations. captions: one of CAPTIONS,
-    for COCO annotations alone; None: the first. Raises UserError if the file is damaged or has no prompt.
+    .json: a list of texts, a list of objects with those keys, or COCO annotations. .jsonl: such a text or
+    object per line. captions: one of CAPTIONS, for COCO annotations alone; None: the first. Raises UserError
+    if the file is damaged or has no prompt.
     """
-    suffix = path.suffix.lower()
-    with reading(path, "give a .txt, .tsv, .csv or .json file of prompts"):
-        content = path.read_text(encoding="utf-8-sig")
-        rows = _from_json(content) if suffix == ".json" else _rows(content, suffix)
+    with reading(path, f"give a file of prompts that ends in {', '.join(SUFFIXES)}"):
+        rows = _rows(read_text(path), path.suffix.lower())
         coco = isinstance(rows, dict)
         prompts = _from_coco(rows, captions or CAPTIONS[0]) if isinstance(rows, dict) else _from_rows(rows)
     if not coco:
@@ -163,49 +178,96 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     return prompts
 
 
-def _rows(content: str, suffix: str) -> list[dict[str, Any]]:
-    """Returns the lines of a .txt, or the rows of a table as dictionaries.
-
-    In a .tsv a quotation mark is a character like any other, because PartiPrompts does not quote.
-    """
+def _rows(content: str, suffix: str) -> Any:
+    """Returns the rows of a file as dictionaries, or COCO annotations unchanged."""
+    if suffix in (".tsv", ".csv"):
+        return _table(content, "\t" if suffix == ".tsv" else ",")
+    lines = [line for line in lines_of(content) if line.strip()]
     if suffix == ".txt":
-        lines = [line.strip() for line in content.splitlines()]
-        return [{"prompt": line} for line in lines if line and not line.startswith("#")]
-    tabs = suffix == ".tsv"
-    file = io.StringIO(content)
-    rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file))
-    header = [cell.strip().lower() for cell in rows[0]] if rows else []
-    if not set(TEXT_COLUMNS) & set(header):
-        raise ValueError("its first line names no column Prompt, Caption or Text")
-    return [dict(zip(header, row, strict=False)) for row in rows[1:] if any(row)]
-
-
-def _from_json(content: str) -> Any:
-    """Returns rows as dictionaries, or COCO annotations unchanged."""
-    data = json.loads(content)
+        return [{"prompt": line} for line in lines]
+    if suffix not in SUFFIXES:
+        raise ValueError("is no file of prompts")
+    # As one document, so that an error names the line.
+    data = json.loads(content if suffix == ".json" else "[" + ",\n".join(lines) + "]")
     if isinstance(data, dict) and "annotations" in data:
         return data
     if isinstance(data, list) and all(isinstance(item, str) for item in data):
         return [{"prompt": text} for text in data]
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
-        return [{str(key).lower(): value for key, value in item.items()} for item in data]
+        return [dict(zip(_columns(item), item.values(), strict=True)) for item in data]
     raise ValueError("it is neither a list of texts, nor a list of objects, nor COCO annotations")
+
+
+def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, str]]:
+    """Returns the rows of a table by column. If the quotation marks of a .tsv are not those that programs
+    write, as in PartiPrompts, all of them are characters like any other.
+
+    Rows end at line feeds if there are any. Then a carriage return alone belongs to its cell, also outside
+    quotation marks, where pandas leaves it; the csv module would end the row there.
+    """
+    inner = next(mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in content)
+    lines = io.StringIO(re.sub("\r(?!\n)", inner, content) if "\n" in content else content, newline="")
+    table = csv.reader(
+        lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE, strict=True
+    )
+    header, rows, line = list[str](), list[dict[str, str]](), 1  # line: the first of the row
+    try:
+        for cells in table:
+            if header and len(cells) > len(header):
+                raise csv.Error(f"{len(cells)} cells, the first line has {len(header)}")
+            if header and any(cells):
+                rows.append(
+                    {key: cell.replace(inner, "\r") for key, cell in zip(header, cells, strict=False)}
+                )
+            header, line = header or _columns(cells), table.line_num + 1
+    except csv.Error as error:
+        if delimiter == "\t" and quotes:
+            return _table(content, delimiter, quotes=False)
+        remedy = f"quote a cell that holds {delimiter!r}, and double the quotation marks inside a cell"
+        raise ValueError(f"line {line}: {error}; {remedy}") from None
+    if not set(TEXT_COLUMNS) & set(header):
+        raise ValueError("its first line names no column Prompt, Caption or Text")
+    return rows
+
+
+def _columns(names: Iterable[str]) -> list[str]:
+    """Returns the names of columns in lower case. ValueError if one that is read occurs twice."""
+    lowered = [name.strip().lower() for name in names]
+    for name in (*TEXT_COLUMNS, *NAME_COLUMNS, *FACT_COLUMNS):
+        if lowered.count(name) > 1:
+            raise ValueError(f"two columns are named {name}: rename one")
+    return lowered
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> list[Prompt]:
     """Returns the prompts of rows. Raises ValueError that names the row if a text is missing."""
     prompts = []
     for number, row in enumerate(rows):
-        text = _first(row, TEXT_COLUMNS)
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"row {number} has no prompt")
+        text = _text(_first(row, TEXT_COLUMNS), f"row {number}")
         name = _first(row, NAME_COLUMNS)
-        label = str("" if name is None else name).strip() or str(number)
+        label = _label(name) if name is not None and str(name).strip() else str(number)
         cells = {key: str(row.get(key) or "").strip() for key in FACT_COLUMNS}
         facts = tuple((key, value) for key, value in cells.items() if value)
-        integer = int(label) if label.isascii() and label.isdigit() else None
-        prompts.append(Prompt(label, text.strip(), integer, facts))
+        prompts.append(Prompt(label, text, _number(label), facts))
     return prompts
+
+
+def _text(value: Any, where: str) -> str:
+    """Returns a prompt without the space around it. ValueError if it is no text or blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where} has no prompt")
+    return value.strip()
+
+
+def _label(value: Any) -> str:
+    """Returns a name or id as text. ValueError if it is neither a text nor a number."""
+    if not isinstance(value, str | int | float) or not str(value).strip():
+        raise ValueError(f"the name or id {value!r} is neither a text nor a number")
+    return str(value).strip()
+
+
+def _number(label: str) -> int | None:
+    return int(label) if label.isascii() and label.isdigit() else None
 
 
 def _first(row: dict[str, Any], columns: Sequence[str]) -> Any:
@@ -215,18 +277,22 @@ def _first(row: dict[str, Any], columns: Sequence[str]) -> Any:
 def _from_coco(data: dict, captions: str) -> list[Prompt]:
     """Returns captions named by their annotation id, in the order of the images. Of equally long captions the
     first is the longest."""
-    by_image: dict[int, list[tuple[int, str]]] = {}
+    by_image: dict[str, list[tuple[str, str]]] = {}
     for note in data["annotations"]:
-        caption = int(note["id"]), " ".join(str(note["caption"]).split())
-        by_image.setdefault(int(note["image_id"]), []).append(caption)
-    order = [int(image["id"]) for image in data["images"]] if "images" in data else list(by_image)
+        caption = _label(note["id"]), " ".join(str(note["caption"] or "").split())
+        by_image.setdefault(_label(note["image_id"]), []).append(caption)
+    order = [_label(image["id"]) for image in data["images"]] if "images" in data else list(by_image)
     prompts = []
     for image in order:
         notes = by_image.get(image, [])
         if captions == "longest":
             notes = sorted(notes, key=lambda note: -len(note[1]))
         chosen = notes if captions == "all" else notes[:1]
-        prompts += [Prompt(str(number), text, number, (("image_id", image),)) for number, text in chosen]
+        number = _number(image)
+        facts = (("image_id", image if number is None else number),)
+        prompts += [
+            Prompt(name, _text(text, f"annotation {name}"), _number(name), facts) for name, text in chosen
+        ]
     return prompts
 
 

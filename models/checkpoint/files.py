@@ -7,6 +7,7 @@ permission give an OSError.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -55,14 +56,31 @@ def _fault(path: Path, error: Exception) -> str:
         return f"{error.args[0]} is missing"
     if type(error) is ValueError:  # mostly ours, and fit for the user; libraries raise other classes
         return reason(error)
-    kind = "is not JSON" if isinstance(error, json.JSONDecodeError) else "is damaged or truncated"
-    return f"{kind} ({reason(error)})"
+    kinds = {json.JSONDecodeError: "is not JSON", UnicodeDecodeError: "is not UTF-8 text"}
+    return f"{kinds.get(type(error), 'is damaged or truncated')} ({reason(error)})"
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """Returns a path as text, with the user's home folder in place of a leading ~."""
+    return os.path.expanduser(os.fspath(path))
+
+
+def read_text(path: Path) -> str:
+    """Returns the content of a UTF-8 file without its byte-order mark. Its line ends stay as they are. Call
+    it under `reading`, which names the file in an error."""
+    return path.read_bytes().decode("utf-8-sig")
+
+
+def lines_of(content: str) -> list[str]:
+    """Returns the lines of a text, which end at a line feed, a carriage return or both. U+2028 is a character
+    like any other."""
+    return [line.removesuffix("\n") for line in io.StringIO(content, newline=None)]
 
 
 def read_json(path: Path, remedy: str = "fetch it again") -> Any:
     """Returns the content of a JSON file. Raises CheckpointError if it is missing or damaged."""
     with reading(path, remedy):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     return content
 
 
@@ -141,7 +159,7 @@ def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with reading(path, remedy):
-        *lines, last = path.read_text(encoding="utf-8").split("\n")
+        *lines, last = read_text(path).split("\n")
         if _is_json(last):
             lines.append(last)
         entries = [dict(json.loads(line)) for line in lines]

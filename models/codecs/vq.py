@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.checkpoint.config import integer, integers
+from models.checkpoint.files import read_text
 
 NUM_GROUPS = 32
 NORM_EPS = 1e-6
@@ -79,7 +80,7 @@ class VQConfig:
         """Reads Meta's vqgan.yaml, in the layout of taming-transformers (model.params.ddconfig)."""
         import yaml
 
-        params = yaml.safe_load(path.read_text())["model"]["params"]
+        params = yaml.safe_load(read_text(path))["model"]["params"]
         ddconfig = params["ddconfig"]
         if ddconfig["double_z"] or ddconfig["in_channels"] != ddconfig["out_ch"]:
             raise ValueError(f"{path}: double_z must be false and in_channels must equal out_ch")

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from cli.parser import declare, option
-from models.checkpoint.files import reading, write_json
+from models.checkpoint.files import lines_of, read_text, reading, write_json
 from training.emoji.stage import StageOptions
 
 EMOJIBASE = "emojibase-data@17.0.0"
@@ -243,4 +243,4 @@ def run(options: Options) -> None:
 
 def read_captions(work: Path) -> list[dict]:
     """Returns the rows of captions.jsonl, in the order of the originals."""
-    return [json.loads(line) for line in (work / "captions.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in lines_of(read_text(work / "captions.jsonl"))]

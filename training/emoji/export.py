@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adt_tree.errors import UserError
 from cli.parser import declare, option
-from models.checkpoint.files import write_json
+from models.checkpoint.files import read_json, write_json
 from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, scatter
 from training.emoji.bpe import Layout, image_token
@@ -89,7 +89,7 @@ def run(options: Options) -> None:
     write_shards(state, out)
     shards = sorted(out.glob("model*.safetensors"))
     write_state(out, tokenizer, target)
-    vocab = json.loads((work / "text_tokenizer.json").read_text())["model"]["vocab"]
+    vocab = read_json(work / "text_tokenizer.json")["model"]["vocab"]
     if image_token(tokenizer["config"]["num_embeddings"] - 1) not in vocab:
         raise ValueError("text_tokenizer.json has fewer image codes than the VQGAN: run the bpe stage again")
     for name in ("text_tokenizer.json", "licences.json"):
@@ -97,7 +97,7 @@ def run(options: Options) -> None:
     write_json(out / "config.json", model_config(shape, tokenizer["config"], vocab))
     generation = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "use_cache": True}
     write_json(out / "generation_config.json", generation)
-    sums = json.loads((work / "checksums.json").read_text())
+    sums = read_json(work / "checksums.json")
     others = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
     files = [*shards, *sorted(out.glob("drafter/*")), *others]
     sums |= {path.relative_to(out).as_posix(): sha256(path) for path in files}
