@@ -254,7 +254,10 @@ def test_accelerate_launch_trains_in_two_processes(
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("rank", "count", "name"), [("4", "4", "RANK"), ("0", "x", "WORLD_SIZE")])
+@pytest.mark.parametrize(
+    ("rank", "count", "name"),
+    [("4", "4", "RANK"), ("0", "x", "WORLD_SIZE"), ("", "4", "RANK"), ("3", "", "WORLD_SIZE")],
+)
 def test_damaged_variables_of_a_launcher(
     monkeypatch: pytest.MonkeyPatch, rank: str, count: str, name: str
 ) -> None:

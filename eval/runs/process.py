@@ -20,14 +20,15 @@ CODE = ("adt_tree", "models", "eval", "cli", "serve", "training", "demo", "main.
 
 def worker() -> tuple[int, int]:
     """Returns this process's number, from 0, and how many processes the launcher started: RANK and WORLD_SIZE
-    of accelerate launch and torchrun. Without a launcher: (0, 1). Raises UserError for other values."""
-    if "WORLD_SIZE" not in os.environ:
+    of accelerate launch and torchrun. Without a launcher: (0, 1). Raises UserError for other values, and if
+    one of the two is missing."""
+    values = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not any(values.values()):
         return 0, 1
-    values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE")}
     for name, value in values.items():
         if not value.isdecimal():
             raise UserError(
-                f"{name}={value!r}: the launcher's variable is not a number; unset it or repair it"
+                f"{name}={value!r}: launchers set {' and '.join(values)} to numbers; unset both or repair it"
             )
     rank, count = (int(value) for value in values.values())
     if rank >= count:
