@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 from adt_tree.errors import UserError
-from cli.options import CheckpointOptions, check_model
+from cli.options import CheckpointOptions, check_model, refuse_unread
 from cli.parser import as_written, declare, option, positional
 from models.family import LoadOptions
 from models.registry import SPECS, spec_of
@@ -32,6 +32,8 @@ def run(options: Options) -> None:
 
     Raises UserError if there are faults.
     """
+    if options.names:
+        refuse_unread(options, ("model",), f"{' '.join(options.names)} is checked instead")
     names = options.names or (options.model,)
     paths = [path for name in ("model_path", "drafter_path") if (path := as_written(options, name))]
     if paths and len(names) > 1:

@@ -32,7 +32,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import load_without_drafter
     from models.checkpoint.files import replacing
 
-    model = load_without_drafter(options).model
+    model = load_without_drafter(options, "attention", "deterministic", "batch_size").model
     codes = model.num_codes
     if codes > MAX_CODES:
         raise UserError(f"--model {options.model}: {codes} codes do not fit the published tables' uint16")

@@ -84,10 +84,10 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
     return Pipeline(replace(model, **graphs))
 
 
-def load_without_drafter(options: ModelOptions) -> Pipeline:
-    """Returns the model for a command that only decodes autoregressively."""
+def load_without_drafter(options: ModelOptions, *unread: str) -> Pipeline:
+    """Returns the model for a command that uses no drafter. unread: further options that it does not read."""
     check_model(options)
-    refuse_unread(options, ("drafter_path", "drafter_alignment"), "this command uses no drafter network")
+    refuse_unread(options, ("drafter_path", "drafter_alignment", *unread), "this command does not read it")
     return load(options, need_drafter=False)
 
 

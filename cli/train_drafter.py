@@ -133,6 +133,10 @@ def check(options: Options) -> None:
         refuse_unread(options, ("std",), noise)
     if options.optimizer != "muon":
         refuse_unread(options, ("muon_lr",), f"--optimizer {options.optimizer} does not read it")
+    if options.minutes is not None:
+        refuse_unread(options, ("num_epochs",), f"--minutes {options.minutes:g} sets the length")
+    if not options.grad_clip:
+        refuse_unread(options, ("grad_clip_by",), "--grad_clip 0 does not read it")
     if not options.is_warmup:
         refuse_unread(options, ("warmup_steps_ratio",), "--no-is_warmup does not read it")
 

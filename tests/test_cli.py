@@ -152,6 +152,8 @@ def test_code_outside_of_git_is_no_clean_checkout(
         "check_ckpts chameleon",
         "check_ckpts emoji anole --model_path some_folder",
         "check_ckpts emoji --vq_path some_file",
+        "check_ckpts emoji --model anole",
+        "generate_codebook --batch_size 4",
         "generate_train_data --model glm_image --features",
         "extract_code --model glm_image --features",
         "generate_images --method ar --heatmaps 2",

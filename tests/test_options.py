@@ -235,6 +235,8 @@ def test_a_file_gives_a_repeated_option_and_the_command_line_replaces_it(tmp_pat
         ("--model glm_image", "unconditional"), ("--model emoji --vq_path x", "--vq_path x"),
         ("--mean 1", "--mean 1.0"), ("--data_noise none --std 1", "--std 1.0"), ("--muon_lr 1", "--muon_lr"),
         ("--no-is_warmup --warmup_steps_ratio 0.5", "--warmup_steps_ratio"),
+        ("--minutes 5 --num_epochs 3", "--num_epochs 3"),
+        ("--grad_clip 0 --grad_clip_by norm", "--grad_clip_by"),
     ],
 )  # fmt: skip
 def test_train_drafter_refuses_what_it_would_not_read(words: str, says: str) -> None:

@@ -231,6 +231,10 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
     """Returns the encoder of texts or classes. T5's weights are loaded later, for the first text."""
     embedding = files.weights.below(files.prompt_prefix).placed(checkpoint.device, checkpoint.dtype)
     if files.class_conditional:
+        if encoder := checkpoint.options.text_encoder:
+            raise CheckpointError(
+                f"--text_encoder {encoder}: this model takes classes, not texts; leave it out"
+            )
         return class_prompts(embedding["embedding_table.weight"], shape.vocab_size)
     if "uncond_embedding" not in embedding:
         raise CheckpointError(f"{files.file}: tensor {files.prompt_prefix}uncond_embedding is missing")
