@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, ShardOptions, check_guided, check_model
 from cli.parser import declare, option
+from models.checkpoint.files import read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,13 +87,13 @@ def centre_crop(picture: Image.Image, height: int, width: int) -> np.ndarray:
 def read_pair(path: Path, height: int, width: int) -> tuple[str, Tensor] | None:
     """Returns a caption and pixels uint8 [height, width, 3]; None if one is damaged, or the caption empty."""
     import torch
-    from PIL import Image
+
+    from eval.metrics.pictures import read_image
 
     try:
-        text = " ".join(path.with_suffix(".txt").read_text(encoding="utf-8").split())
-        with Image.open(path) as picture:
-            pixels = centre_crop(picture.convert("RGB"), height, width)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        text = " ".join(read_text(path.with_suffix(".txt")).split())
+        pixels = centre_crop(read_image(path), height, width)
+    except (OSError, ValueError):
         return None
     return (text, torch.from_numpy(pixels.copy())) if text else None
 
@@ -152,6 +154,9 @@ def run(options: Options) -> None:
         writer.flush()
     if len(damaged) == len(pairs):
         raise UserError(f"--data_path {options.data_path}: no picture can be read together with its caption")
+    if damaged:
+        skipped = f"{len(damaged)} pictures cannot be read with their captions and are skipped"
+        print(f"warning: {skipped}, {damaged[0]} first", file=sys.stderr)
     print(json.dumps({
         "images": len(pairs) - len(damaged), "skipped": len(pairs) - len(pending),
         "damaged": damaged[:20], "without_caption": without_caption, "output_dir": options.output_dir,

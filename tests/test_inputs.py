@@ -8,17 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from adt_tree.errors import UserError
 from cli import serve
 from cli.generate_images import Options
 from cli.parser import PATHS
 from cli.train_emoji import STAGES, stage_of
+from eval.metrics.pictures import read_image
 from eval.runs.prompts import read_file
 from main import COMMANDS, module_of
 from tests.conftest import Result
@@ -131,3 +134,13 @@ def test_a_key_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file.write_bytes("secret".encode("utf-16"))
     with pytest.raises(UserError, match="is not UTF-8"):
         serve.read_key(serve.Options.parse(["--api_key_file", str(file)]))
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path: Path, order: str) -> None:
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    Image.fromarray((grey.astype(np.uint16) * 257).astype(order)).save(tmp_path / "a.png")
+    assert (np.asarray(read_image(tmp_path / "a.png")) == grey[..., None]).all()
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "b.tiff")
+    with pytest.raises(UserError, match=r"b\.tiff.* mode F"):
+        read_image(tmp_path / "b.tiff")

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from adt_tree.errors import UserError
 from eval.runs.prompts import Prompt, read_file
 from eval.runs.run_folder import CODES, file_name, read_statistics
+from models.checkpoint.files import reading
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file
@@ -135,13 +136,14 @@ def _first_names(names: Sequence[str]) -> str:
 def read_image(path: Path) -> Image.Image:
     """Returns an image as RGB; transparent pixels keep their stored colour, as in the published evaluations.
 
-    UserError names a damaged file.
+    Of 16-bit grey the upper 8 bits are kept, as Pillow keeps them of 16-bit colours; convert() would clip.
+    CheckpointError names a damaged file, and one whose pixels have no fixed range.
     """
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"image {path}: cannot be read ({error}); generate it again or remove it") from None
+    with reading(path, "generate it again or remove it"), Image.open(path) as image:
+        if image.mode in ("I", "F"):
+            raise ValueError(f"has pixels of mode {image.mode}, whose range is not known")
+        grey = image.mode.startswith("I;16")
+        return (Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if grey else image).convert("RGB")
 
 
 def centre_square(image: Image.Image) -> Image.Image:
