@@ -122,7 +122,8 @@ class BatchSlots:
             self._fail(slot, request, error)
             return
         self.last_codes[slot], self.seeds[slot], self._cells[slot] = code, request.seed, 1
-        self._slots[slot], self._requests[slot] = Decoded(request.name, request.seed, [int(code)]), request
+        image = Decoded(request.name, request.seed, [int(code)], warnings=list(request.warnings))
+        self._slots[slot], self._requests[slot] = image, request
 
     def _fail(self, slot: int, request: Request | None, error: FloatingPointError) -> None:
         """Tells the client of an image, and frees its slot. Raises the error if there is no client."""

@@ -7,6 +7,7 @@ out.images[0].save("heart.png")
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -229,7 +230,8 @@ class Pipeline:
     def requests(
         self, prompts: str | Sequence[str], seed: int | Sequence[int], names: Sequence[str] | None = None
     ) -> list[Request]:
-        """Returns one request per prompt, named by its index unless `names` are given.
+        """Returns one request per prompt, named by its index unless `names` are given. What the user must
+        know about a prompt, such as that it was cut, is in the request and one line on stderr.
 
         Prompt n has seed + n, unless a seed is given for each. UserError for a prompt that does not fit the
         model, and if there are not as many seeds as prompts.
@@ -243,7 +245,12 @@ class Pipeline:
             raise UserError(f"{len(seeds)} seeds for {len(texts)} prompts: give one seed, or one for each")
         encoded = self.model.encode_all(texts)
         parts = zip(names or map(str, numbers), encoded, seeds, strict=True)
-        return [Request(name, prompt, seed) for name, prompt, seed in parts]
+        requests = [Request(name, prompt, seed, warnings=prompt.warnings) for name, prompt, seed in parts]
+        warned = [request for request in requests if request.warnings]
+        if warned:
+            others = f" (so for {len(warned)} prompts)" if len(warned) > 1 else ""
+            print(f"warning: prompt {warned[0].name}: {warned[0].warnings[0]}{others}", file=sys.stderr)
+        return requests
 
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
         """Returns an engine for the caller alone, with room for these requests, batch_size in flight."""

@@ -42,6 +42,7 @@ class Decoded:
     seconds: float = 0.0  # wall clock from prefill to the last code
     target_calls: int = 0  # passes over the image's codes, the prompt's prefill excluded
     drafter_calls: int = 0
+    warnings: list[str] = field(default_factory=list)  # those of its request
 
     @property
     def tau(self) -> float:

@@ -76,6 +76,7 @@ class Request:
     seed: int
     sampling: Sampling | None = None  # None: the engine's
     client: Client | None = None  # None: the image is always finished, and a fault ends the run
+    warnings: tuple[str, ...] = ()  # what the user must know about the image, such as that its prompt was cut
 
 
 @dataclass(frozen=True, slots=True)

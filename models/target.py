@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,10 @@ class EncodedPrompt(Protocol):
     def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
         """Returns the prefix of a branch."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on what of the user's text the prompt leaves out."""
+
     def tokens(self, branch: int) -> list[int]:
         """Returns one token id for every row of a branch. A drafter embeds them beside the rows' features."""
 
@@ -59,6 +63,7 @@ class Prompt:
 
     conditional: list[int]
     unconditional: list[int] | None  # None: the model has no such branch
+    warnings: ClassVar[tuple[str, ...]] = ()
 
     @property
     def length(self) -> int:

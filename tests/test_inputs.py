@@ -24,7 +24,9 @@ from cli.train_emoji import STAGES, stage_of
 from eval.metrics.pictures import read_image
 from eval.runs.prompts import read_file
 from main import COMMANDS, module_of
-from tests.conftest import Result
+from tests.checkpoints import Checkpoints
+from tests.conftest import Refused, Result, Run
+from tests.runs import statistics
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(
     lambda text: text == text.strip()
@@ -144,3 +146,17 @@ def test_grey_of_16_bits_is_scaled_to_8(tmp_path: Path, order: str) -> None:
     Image.fromarray(grey.astype(np.float32)).save(tmp_path / "b.tiff")
     with pytest.raises(UserError, match=r"b\.tiff.* mode F"):
         read_image(tmp_path / "b.tiff")
+
+
+def test_a_prompt_that_is_emptied_or_cut_is_a_warning(
+    run: Run, refused: Refused, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("a red heart\n@someone\n" + "the sea " * 20)
+    words = ["--prompt", prompts, "--num_images", -1, "--output_dir", tmp_path / "out"]
+    status, _, err = run("generate_images", *checkpoints["llamagen"].words(), *words)
+    assert status == 0 and err.count("warning: ") == 1 and "prompt 1: " in err and "2 prompts" in err
+    whole, empty, cut = (entry.get("warnings") for entry in statistics(tmp_path / "out").values())
+    assert whole is None and "nothing" in empty[0] and "first 12 tokens" in cut[0]
+    classes = ["generate_images", *checkpoints["llamagen classes"].words(), "--class_labels", "3"]
+    assert "--text_encoder x" in refused(*classes, "--text_encoder", "x")

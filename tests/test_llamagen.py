@@ -54,8 +54,8 @@ def test_text_features(folder: Path) -> None:
     theirs = T5EncoderModel.from_pretrained(home, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = theirs(padded, attention_mask=(padded > 0).long()).last_hidden_state[0, : len(ids)]
-    torch.testing.assert_close(text.encode(TEXTS[0].upper()), expected, atol=1e-5, rtol=1e-5)
-    assert len(text.encode(TEXTS[2])) == tiny_llamagen.ROWS
+    torch.testing.assert_close(text.encode(TEXTS[0].upper())[0], expected, atol=1e-5, rtol=1e-5)
+    assert len(text.encode(TEXTS[2])[0]) == tiny_llamagen.ROWS
     text.release()
     assert text._encoder is None
 

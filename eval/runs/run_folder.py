@@ -232,6 +232,7 @@ class RunFolder:
             "drafter_calls": decoded.drafter_calls,
             "mean_depth": decoded.mean_depth,
             "mean_nodes": decoded.mean_nodes,
+            **({"warnings": decoded.warnings} if decoded.warnings else {}),
         }
         steps = [step.as_dict() for step in decoded.steps]
         self._write(ImageRecord(decoded.name, decoded.codes, statistics, steps))

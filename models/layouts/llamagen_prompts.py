@@ -46,6 +46,7 @@ class PaddedPrompt:
     conditional: Tensor  # [n, D], n <= T
     unconditional: Tensor  # [T, D]
     padding_attends: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
@@ -92,12 +93,20 @@ class T5Text:
         self._encoder: Any = None
 
     @torch.inference_mode()
-    def encode(self, text: str) -> Tensor:
-        """Returns the features of the cleaned text, those of the end-of-text token included."""
+    def encode(self, text: str) -> tuple[Tensor, tuple[str, ...]]:
+        """Returns the features of the cleaned text, those of the end-of-text token included, and warnings:
+        that nothing is left of the text, or that its end is cut off."""
         if self._encoder is None:
             self._encoder = self._load()
-        ids = self.tokenizer.encode(clean(text)).ids
-        return self._encoder(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
+        cleaned = clean(text)
+        tokens = self.tokenizer.encode(cleaned)
+        warnings: tuple[str, ...] = ()
+        if not cleaned:
+            warnings = ("cleaning leaves nothing of it, so its image is that of an empty text",)
+        if tokens.overflowing:
+            warnings = (f"only its first {len(tokens.ids)} tokens are read",)
+        ids = torch.tensor([tokens.ids], device=self.device)
+        return self._encoder(input_ids=ids).last_hidden_state[0], warnings
 
     def release(self) -> None:
         """Frees the weights. The next encode() loads them again."""
@@ -162,7 +171,9 @@ def text_prompts(
 
     @torch.inference_mode()
     def encode(words: str) -> PaddedPrompt:
-        return PaddedPrompt(project(text.encode(words).to(weight.device, weight.dtype)), unconditional)
+        features, warnings = text.encode(words)
+        rows = project(features.to(weight.device, weight.dtype))
+        return PaddedPrompt(rows, unconditional, warnings=warnings)
 
     return PromptEncoder(encode, 0, num_codes, release=(lambda: None) if keep_encoder else text.release)
 
