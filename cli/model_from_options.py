@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, as_seed
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from cli.options import (
@@ -74,7 +74,7 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
     """
     prompts = options if isinstance(options, PromptOptions) else None
     if prompts and prompts.set_seed:
-        torch.manual_seed(prompts.random_seed)
+        torch.manual_seed(as_seed(prompts.random_seed))
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     graphs = check_graphs(options, pick_device(options.device))
     loading = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)

@@ -13,7 +13,7 @@ from torch import Tensor
 from adt_tree.errors import CheckpointError, UserError
 from eval.metrics import networks, pictures
 from eval.metrics.clip import aesthetic, load_clip
-from eval.metrics.distances import frechet
+from eval.metrics.distances import frechet, inception_score, kid
 from eval.metrics.metric_weights import VGG16, weights_file
 from eval.metrics.networks import library
 from tests import metric_checkpoints as tiny
@@ -162,3 +162,10 @@ def test_frechet_by_its_definition(fake: int, real: int, width: int) -> None:
 def test_too_few_features_are_refused(rows: Tensor) -> None:
     with pytest.raises(UserError):
         frechet(rows, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+def test_scores_take_any_seed(seed: int) -> None:
+    fake, real = sets(9, 8, 5)
+    assert kid(fake, real, 3, 4, seed) == kid(fake, real, 3, 4, 2**32 - 1)
+    assert inception_score(fake, 2, seed) == inception_score(fake, 2, 2**32 - 1)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, as_seed
 from models.checkpoint.files import append_json
 from models.decoder.packed import unpacked
 from models.family import LoadOptions
@@ -47,7 +47,7 @@ class Trainer:
     """
 
     def __init__(self, args: Any, model: Model, shards: Shards, accelerator: Any) -> None:
-        torch.manual_seed(args.seed)
+        torch.manual_seed(as_seed(args.seed))
         self.args, self.model, self.accelerator = args, model, accelerator
         self.images = Images(model, shards, int(args.cache_gb * 1e9), args.max_len)
         self.train, self.held_out = split(shards.names, args.train_data_ratio, args.seed)
@@ -142,7 +142,7 @@ class Trainer:
         images = order[start + rank : start + self.pass_images : self.accelerator.num_processes]
         stream = ((self.args.seed * 1_000_003 + self.step) * 1009 + number) * 1009 + rank
         batch = self.images.batch(images, None if self.args.coupled else random.Random(stream))
-        generator = torch.Generator().manual_seed(stream)
+        generator = torch.Generator().manual_seed(as_seed(stream))
         inputs = noised(batch, self.args.data_noise, self.args.mean, self.args.std, generator)
         with self.accelerator.accumulate(self.module), self.accelerator.autocast():
             outputs = self.module(batch.tokens, inputs, self.args.ttt_steps)

@@ -37,7 +37,7 @@ def kid(fake: Tensor, real: Tensor, subsets: int, size: int, seed: int) -> tuple
         real,
         kid_subsets=subsets,
         kid_subset_size=min(size, len(fake), len(real)),
-        rng_seed=seed,
+        rng_seed=seed % 2**32,  # numpy takes no other
         verbose=False,
     )
     return scores["kernel_inception_distance_mean"], scores["kernel_inception_distance_std"]
@@ -50,7 +50,8 @@ def inception_score(logits: Tensor, splits: int, seed: int) -> tuple[float, floa
     the images before they are split.
     """
     metric = library("torch_fidelity.metric_isc")
-    scores = metric.isc_features_to_metric(checked(logits, splits), splits, shuffle=True, rng_seed=seed)
+    logits, seed = checked(logits, splits), seed % 2**32
+    scores = metric.isc_features_to_metric(logits, splits, shuffle=True, rng_seed=seed)
     return scores["inception_score_mean"], scores["inception_score_std"]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, as_seed
 from cli.parser import declare, option
 from models.checkpoint.files import append_json
 from models.decoder.config import DecoderConfig
@@ -132,7 +132,7 @@ class Trainer:
 
     def __init__(self, options: Options, device: torch.device) -> None:
         work = Path(options.work_dir)
-        torch.manual_seed(options.seed)
+        torch.manual_seed(as_seed(options.seed))
         self.options, self.device = options, device
         tokenizer = Tokenizer.load(work, device)
         self.num_codes = tokenizer.model.config.num_embeddings

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, as_seed
 from cli.parser import declare, option
 from models.checkpoint.files import append_json
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
@@ -137,7 +137,7 @@ class Trainer:
 
     def __init__(self, options: Options, pictures: Pictures, device: torch.device) -> None:
         """Random numbers are generated on the CPU, so that they are the same on every device."""
-        torch.manual_seed(options.seed)
+        torch.manual_seed(as_seed(options.seed))
         self.options, self.pictures = options, pictures
         config = VQConfig(
             base_channels=options.base_channels,
@@ -155,7 +155,7 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(
             weights, lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=1e-4
         )
-        self.rng = torch.Generator().manual_seed(options.seed)
+        self.rng = torch.Generator().manual_seed(as_seed(options.seed))
         self.step, self.spent_s = 0, 0.0
         self.next_picture = 0  # its number in the stream
 
