@@ -27,6 +27,7 @@ Names = dict[str, tuple[str, ...]]
 BLOCK: Names = {
     "attention_norm.weight": ("input_layernorm.weight",),
     "attention.qkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.qkv.bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
     "attention.qk_weight": ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
     "attention.qk_bias": ("self_attn.q_norm.bias", "self_attn.k_norm.bias"),
     "attention.out.weight": ("self_attn.o_proj.weight",),
@@ -42,9 +43,8 @@ ORIGINAL_BLOCK: Names = {
     "mlp.gate_up.weight": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "mlp.down.weight": ("feed_forward.w2.weight",),
 }
-# GLM-Image: biases of queries, keys and values, norms after attention and MLP, fused gate and up.
+# GLM-Image: norms after attention and MLP, fused gate and up.
 POST_NORM_BLOCK: Names = BLOCK | {
-    "attention.qkv.bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
     "after_attention.weight": ("post_self_attn_layernorm.weight",),
     "mlp.gate_up.weight": ("mlp.gate_up_proj.weight",),
     "after_mlp.weight": ("post_mlp_layernorm.weight",),

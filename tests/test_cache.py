@@ -141,6 +141,7 @@ def test_the_kernel_follows_device_type_and_shapes(monkeypatch: pytest.MonkeyPat
     for capability, expected in (((9, 0), cudnn), ((7, 5), memory_efficient)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, value=capability: value)
         assert choose_kernel(cuda, half, few_shapes=True) is expected
+        assert choose_kernel(cuda, half, few_shapes=True, head_size=256) is memory_efficient
     assert choose_kernel(cuda, half, few_shapes=False) is memory_efficient
     assert choose_kernel(cuda, full, few_shapes=True) is memory_efficient
     assert choose_kernel(CPU, half, few_shapes=True) is sdpa

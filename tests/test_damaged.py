@@ -109,7 +109,7 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("llamagen", "config.json", put(vocab_size=400), "[400, 32]"),
     ("anole", "config.json", put(rope_scaling={"type": "linear"}), "'linear'"),
     ("anole", "config.json", put(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'yarn'"),
-    ("anole", "config.json", put(head_dim=16), "head_dim"),
+    ("anole", "config.json", put(head_dim=16), "q_proj"),
     ("anole", "config.json", put(hidden_act="gelu"), "hidden_act"),
     ("anole", "config.json", put(attention_bias=True), "attention_bias"),
     ("emoji", "config.json", swap("IMGIMGBAZ", "IMGIMGJZ", "vocabulary_map"), "vocabulary_map"),

@@ -38,9 +38,11 @@ def cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float)
     return attend(query, key, value, mask, compute_log_sumexp=False, scale=scale)[0]
 
 
-def choose_kernel(device: torch.device, dtype: torch.dtype, few_shapes: bool) -> Attend:
-    """Returns the fastest kernel. few_shapes: passes are rounded up to few shapes, so that plans pay."""
+def choose_kernel(device: torch.device, dtype: torch.dtype, few_shapes: bool, head_size: int = 128) -> Attend:
+    """Returns the fastest kernel. few_shapes: passes are rounded up to few shapes, so that plans pay.
+    head_size: cuDNN takes heads of more than 128 only on some cards."""
     if device.type != "cuda":
         return sdpa
     fits = dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(device) >= (8, 0)
+    fits = fits and head_size <= 128
     return cudnn if few_shapes and fits and torch.backends.cudnn.is_available() else memory_efficient

@@ -142,7 +142,7 @@ class KVCache:
         store = torch.zeros(config.num_layers, rows, 2, heads, capacity, size, dtype=dtype, device=device)
         length = torch.zeros(rows, dtype=torch.int64, device=device)
         position = torch.zeros_like(length) if padded else None
-        kernel = choose_kernel(device, dtype, few_shapes)
+        kernel = choose_kernel(device, dtype, few_shapes, size)
         return cls(store, length, position, config.num_heads // heads, axes, kernel)
 
     @property

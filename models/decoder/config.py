@@ -19,6 +19,7 @@ class DecoderConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int = 0  # 0 means num_heads
+    head_size: int = 0  # 0 means hidden_size / num_heads
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     max_positions: int = 4096
@@ -33,6 +34,8 @@ class DecoderConfig:
     head_rows: int = 0  # > 0: the head is a matrix with a row for the first head_rows token ids (GLM-Image)
     qkv_bias: bool = False  # the projections of queries, keys and values have biases
     post_norms: bool = False  # attention and MLP end in a norm before they join the stream
+    gelu: bool = False  # the MLP's gate has gelu in its tanh form instead of silu (Gemma)
+    fp32_scales: bool = False  # scales of norms stay fp32: they are stored less 1 (Gemma)
     # Rotary positions on three axes (GLM-Image): how many pairs of a head each section has. Sections follow
     # the axes in turn; pairs after the last one are not rotated. (): one axis, and all pairs are rotated.
     rope_sections: tuple[int, ...] = ()
@@ -43,7 +46,8 @@ class DecoderConfig:
         for name in ("hidden_size", "num_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
-        if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
+        apart = not self.head_size and self.hidden_size % self.num_heads
+        if apart or self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads "
                 f"{self.num_kv_heads} do not divide one another"
@@ -63,7 +67,7 @@ class DecoderConfig:
     @property
     def head_dim(self) -> int:
         """The size of one attention head."""
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def rotary_size(self) -> int:
@@ -86,20 +90,15 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConf
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(f"rotary positions of type {kind!r}: this decoder only has the default ones")
-    shape = DecoderConfig(
+    return DecoderConfig(
         vocab_size=integer(fields, "vocab_size"),
         hidden_size=integer(fields, "hidden_size"),
         intermediate_size=integer(fields, "intermediate_size"),
         num_layers=integer(fields, "num_hidden_layers"),
         num_heads=integer(fields, "num_attention_heads"),
         num_kv_heads=integer(fields, "num_key_value_heads", default=0),
+        head_size=integer(fields, "head_dim", default=0),
         norm_eps=positive(fields, "rms_norm_eps", norm_eps),
         rope_theta=positive(rope, "rope_theta", positive(fields, "rope_theta", 10000.0)),
         max_positions=integer(fields, "max_position_embeddings", default=4096),
     )
-    if fields.get("head_dim") not in (None, shape.head_dim):
-        raise ValueError(
-            f"head_dim is {fields['head_dim']}: this decoder only has heads of size hidden_size / "
-            f"num_attention_heads, which is {shape.head_dim}"
-        )
-    return shape

@@ -61,9 +61,10 @@ class Product:
         """Returns the product, [..., out]."""
         return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
 
-    def silu(self, x: Tensor) -> Tensor:
-        """Returns silu of the product."""
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "swish", [], "")
+    def activated(self, x: Tensor, gelu: bool) -> Tensor:
+        """Returns silu of the product, or gelu in its tanh form."""
+        name, form = ("gelu", "tanh") if gelu else ("swish", "")
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, name, [], form)
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """Returns the product times factor [..., out]."""
@@ -203,6 +204,7 @@ class PackedBlock(nn.Module):
         self.heads = PackedHeads(block.attention, attention_scale)
         self.out = joining(block.attention.out.weight, block.after_attention)
         del block.attention
+        self.gelu = mlp.gelu
         gate, up = mlp.gate_up.weight.chunk(2)
         self.gate, self.up = (Product((part.detach() * mlp_scale).to(part.dtype)) for part in (gate, up))
         del mlp.gate_up, gate, up
@@ -214,7 +216,7 @@ class PackedBlock(nn.Module):
     def merge(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = self.out.plus(mixed.to(x.dtype), x)
         normed = self.mlp_norm(x)
-        return self.down.plus(self.up.times(normed, self.gate.silu(normed)), x)
+        return self.down.plus(self.up.times(normed, self.gate.activated(normed, self.gelu)), x)
 
 
 def pack(module: nn.Module) -> None:

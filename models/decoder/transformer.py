@@ -1,8 +1,8 @@
 """The decoder of every autoregressive image model of this project. DecoderConfig says how models differ.
 
-It has RMSNorm, SwiGLU, an optional LayerNorm per head on queries and keys, and rotary positions in fp32. The
-rotary pairs of a head are adjacent, (2j, 2j + 1); models.llama_names reorders the rows of checkpoints with
-other pairs on load.
+It has RMSNorm, a gated MLP, an optional LayerNorm per head on queries and keys, and rotary positions in
+fp32. The rotary pairs of a head are adjacent, (2j, 2j + 1); models.llama_names reorders the rows of
+checkpoints with other pairs on load.
 
 Dimensions: R rows, N nodes, T tokens, S tokens that are attended to, D features, H query heads, Hkv key/value
 heads, E head size.
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = nn.Linear(config.hidden_size, rows, bias=config.qkv_bias)
-        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.out = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             shape = (self.heads + self.kv_heads, self.head_dim)
@@ -155,18 +155,35 @@ class Attention(nn.Module):
         return split_heads(self.qkv(x), rotation, self.heads, self.kv_heads, self.affine)
 
 
+class Fp32ScaledNorm(nn.RMSNorm):
+    """An RMSNorm whose scale is fp32, whatever the type of the features, and stays fp32 in a cast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.normalized_shape, self.weight, self.eps).type_as(x)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Fp32ScaledNorm:
+        return super()._apply(lambda x: fn(x).float(), recurse)
+
+
+def make_norm(config: DecoderConfig) -> nn.RMSNorm:
+    """Returns a norm of features."""
+    kind = Fp32ScaledNorm if config.fp32_scales else nn.RMSNorm
+    return kind(config.hidden_size, config.norm_eps)
+
+
 class MLP(nn.Module):
-    """SwiGLU with fused gate and up projections."""
+    """SwiGLU, or GeGLU in the tanh form, with fused gate and up projections."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.gelu = config.gelu
         self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns down(silu(gate(x)) * up(x)); x [..., D]."""
+        """Returns down(activation(gate(x)) * up(x)); x [..., D]."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down((F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * up)
 
 
 class Block(nn.Module):
@@ -174,15 +191,12 @@ class Block(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm: nn.Module = (
-            nn.RMSNorm(config.hidden_size, config.norm_eps) if config.input_norm else nn.Identity()
-        )
+        self.attention_norm: nn.Module = make_norm(config) if config.input_norm else nn.Identity()
         self.attention = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
         self.after_attention, self.after_mlp = (
-            nn.RMSNorm(config.hidden_size, config.norm_eps) if config.post_norms else nn.Identity()
-            for _ in range(2)
+            make_norm(config) if config.post_norms else nn.Identity() for _ in range(2)
         )
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,7 +287,7 @@ class Decoder(Positioned):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = make_norm(config)
         self.head = make_head(config)
 
     def cut_head(self, first_code: int, num_codes: int, copy: bool = True) -> None:
