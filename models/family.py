@@ -18,6 +18,7 @@ from adt_tree.method import method_spec
 from adt_tree.policy import AdaptiveTree, Tree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
+from models.checkpoint.hub import locate
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,22 @@ class Checkpoint:
         size = self.options.target_size
         if size not in (None, pixels):
             raise CheckpointError(f"--target_size {size}: this model's images have {pixels} px; leave it out")
+
+    def part(self, title: str, names: tuple[str, ...], path: str | None, option: str) -> Path:
+        """Returns the path of a part that lies beside the target: `path`, the value of `option`, or else the
+        first of `names` that exists in the target's folder, its parent or the family's folder.
+        CheckpointError, which calls the part `title`, if there is none."""
+        if path is not None:
+            return locate(path)
+        places = (home_of(self.folder), self.folder.parent, self.spec.home)
+        candidates = [place / name for place in places for name in names]
+        existing = next((candidate for candidate in candidates if candidate.exists()), None)
+        if existing is None:
+            listed = ", ".join(dict.fromkeys(str(candidate) for candidate in candidates))
+            raise CheckpointError(
+                f"{self.folder}: no {title} ({listed}): put it there or give it as {option}"
+            )
+        return existing
 
     @property
     def size(self) -> int:

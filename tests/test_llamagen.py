@@ -8,13 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
+from adt_tree.grid import Grid
 from adt_tree.sampling import Sampling
+from models.codecs.vq import VQConfig
 from models.family import LoadOptions
 from models.layouts.captions import clean
 from models.layouts.llamagen_prompts import T5Text
 from tests import tiny_llamagen
 from tests.checkpoints import Checkpoints, load
-from tests.conftest import Run
+from tests.conftest import Refused, Result, Run
 from tests.decoding import CPU
 from tests.methods import check_exact
 
@@ -95,6 +97,30 @@ def test_a_size_given_to_a_file_of_classes(checkpoints: Checkpoints, tmp_path: P
     files = checkpoints["llamagen classes"].copied(tmp_path / "copy")
     (files.path.parent / "config.json").write_text('{"n_head": 4}')
     assert load("llamagen", files.path, options=LoadOptions(target_size=12)).grid.size == 36
+
+
+SIZED = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 64, "num_hidden_layers": 1}
+VQ = VQConfig(32, (1, 1, 1, 1, 1), 1, 8, 32, tiny_llamagen.CODES, 256, (16,))  # with cells of 16 pixels
+
+
+def test_the_size_in_a_published_name(run: Run, refused: Refused, result: Result, tmp_path: Path) -> None:
+    """Files of 256 and 384 px have the same shapes. B's head count follows from its width."""
+    path = tiny_llamagen.build(tmp_path / "x", 0, "model", VQ, cls_token_num=1, **SIZED)
+    (path.parent / "config.json").unlink()
+    for name, side in (("c2i_L_384.pt", 24), ("c2i_B_256.pt", 16)):
+        path = path.rename(path.with_name(name))
+        assert load("llamagen", path, need_drafter=False).grid == Grid(side, side)
+    words = ["--model", "llamagen", "--model_path", path]
+    assert result("check_ckpts", "llamagen", "--model_path", path)["ok"]
+    images = ["generate_images", *words, "--class_labels", "3,5", "--precision", "fp32", "--output_dir"]
+    for method in ("ar", "self-draft"):
+        assert run(*images, tmp_path / method, "--method", method)[0] == 0
+    pictures = [(tmp_path / method / "img" / "5.png").read_bytes() for method in ("ar", "self-draft")]
+    assert pictures[0] == pictures[1]
+    assert "--target_size 384" in refused(*images, tmp_path / "o", "--method", "ar", "--target_size", 384)
+    path = path.rename(path.with_name("mine.pt"))
+    words[-1] = path
+    assert "--target_size" in refused("check_ckpts", "llamagen", "--model_path", path)
 
 
 def test_texts_and_classes_on_the_command_line(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ FIELDS = {
 VQ = VQConfig(32, (1, 1), 1, 8, 32, CODES, 32, (16,))
 
 
-def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: object) -> Path:
+def build(
+    folder: Path, seed: int = 0, wrapper: str | None = None, vq_config: VQConfig = VQ, **changes: object
+) -> Path:
     """Writes a checkpoint with all files that belong to it, and returns the value of --model_path.
 
     wrapper: None writes the HF-style folder; otherwise a .pt holds the weights under this key, or without a
@@ -58,9 +60,9 @@ def build(folder: Path, seed: int = 0, wrapper: str | None = None, **changes: ob
     start = "cls_embedding." if wrapper is not None else "model.cls_embedding."
     state |= {start + name: tensor for name, tensor in conditioner.items()}
     path = _write(folder, fields, state, wrapper)
-    vq = VQModel(VQ)
+    vq = VQModel(vq_config)
     torch.nn.init.normal_(vq.quantize.embedding.weight)
-    names = published_names(VQ)
+    names = published_names(vq_config)
     kind = "c2i" if of_classes else "t2i"
     published = {names[name]: tensor for name, tensor in vq.state_dict().items()}
     torch.save(

@@ -7,6 +7,7 @@ positions are two-dimensional and zero on the prefix; token id = code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isqrt
@@ -17,7 +18,6 @@ from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, positive, read_config
 from models.checkpoint.files import reading
-from models.checkpoint.hub import locate
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
@@ -112,7 +112,7 @@ def drafter_config(config: Mapping[str, Any], target: DecoderConfig) -> DecoderC
 
 
 SIDECARS = ("config.json", "config_model_args.json")  # configuration beside a .pt file of unpublished size
-ENCODERS = (Path("t5", "flan-t5-xl"), Path("flan-t5-xl"))
+ENCODERS = ("t5/flan-t5-xl", "flan-t5-xl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,13 @@ def open_target(folder: Path) -> TargetFiles:
     return TargetFiles(file, weights, original, fields, prompt_prefix)
 
 
+def named_size(file: Path) -> int | None:
+    """Returns the size of images that the published name of a class-conditional model ends in, such as 384
+    of c2i_L_384.pt: the tensors do not tell. None for another name."""
+    size = re.fullmatch(r"c2i_\w+_(256|384)", file.stem)
+    return int(size[1]) if size else None
+
+
 def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderConfig:
     """Returns the decoder's configuration. patch: side of a cell in pixels. CheckpointError if the files and
     the options disagree on the size of an image."""
@@ -159,9 +166,11 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
     if files.original:
         block_size = files.fields.get("block_size")
         if block_size is None and files.class_conditional:
+            size = named_size(files.file) or size
             if size is None:
                 raise CheckpointError(
-                    f"{files.file} does not say how large its images are: give --target_size 256 or 384"
+                    f"{files.file} does not say how large its images are, and its name does not end in "
+                    "_256.pt or _384.pt as published: give --target_size 256 or 384"
                 )
             block_size = (size // patch) ** 2
         shapes = files.weights.shapes
@@ -178,24 +187,6 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
         )
     checkpoint.refuse_other_size(shape.raster_side * patch)
     return shape
-
-
-def _beside(
-    checkpoint: Checkpoint, names: tuple[Path, ...], path: str | None, title: str, option: str
-) -> Path:
-    """Returns the path of a part that lies beside the target: `path`, the value of `option`, or else the
-    first of `names` that exists in the target's folder, its parent or the family's folder. CheckpointError,
-    which calls the part `title`, if there is none."""
-    if path is not None:
-        return locate(path)
-    folder = checkpoint.folder
-    places = (home_of(folder), folder.parent, checkpoint.spec.home)
-    candidates = [place / name for place in places for name in names]
-    existing = next((candidate for candidate in candidates if candidate.exists()), None)
-    if existing is None:
-        listed = ", ".join(dict.fromkeys(str(candidate) for candidate in candidates))
-        raise CheckpointError(f"{folder}: no {title} ({listed}): put it there or give it as {option}")
-    return existing
 
 
 def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
@@ -215,7 +206,7 @@ def load(checkpoint: Checkpoint) -> Model:
     files = open_target(checkpoint.folder)
     file, weights, options = files.file, files.weights, checkpoint.options
     vq = "vq_ds16_c2i.pt" if files.class_conditional else "vq_ds16_t2i.pt"
-    pixels = _beside(checkpoint, (Path(vq),), options.vq_path, "VQ decoder", "--vq_path")
+    pixels = checkpoint.part("VQ decoder", (vq,), options.vq_path, "--vq_path")
     codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(files, checkpoint, codec.config.patch_size)
     names = (original_names if files.original else decoder_names)(shape)
@@ -245,7 +236,7 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
             f"config.json is {shape.raster_start}: they belong to different models"
         )
     options = checkpoint.options
-    folder = _beside(checkpoint, ENCODERS, options.text_encoder, "text encoder", "--text_encoder")
+    folder = checkpoint.part("text encoder", ENCODERS, options.text_encoder, "--text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)
     projector = StoredModule(lambda: CaptionProjector(rows, features, shape.hidden_size))
     project = projector.load(embedding, files.file)
