@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models for --reference
 # Options on which no measurement depends.
-NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed")
+NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed", "trust_torchscript")
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.

@@ -82,15 +82,22 @@ class CheckpointOptions(Options):
         unit="REV",
     )
     tokenizer_base_path: str | None = option(
-        "anole, lumina_mgpt: folder that holds text_tokenizer.json, vqgan.ckpt and vqgan.yaml, or holds them "
-        "in chameleon/tokenizer (default: the checkpoint's folder, its parent, or ckpts/MODEL)",
+        "anole, lumina_mgpt, liquid: folder that holds text_tokenizer.json (not liquid's), vqgan.ckpt and "
+        "vqgan.yaml, or holds them in chameleon/tokenizer (default: the checkpoint's folder, its parent, or "
+        "ckpts/MODEL)",
         unit="DIR",
     )
     vq_path: str | None = option(
-        "LlamaGen's VQ decoder, a file or OWNER/NAME/FILE on the hub (default: vq_ds16_t2i.pt, or for "
-        "class-conditional checkpoints vq_ds16_c2i.pt, in the checkpoint's folder, its parent, or "
-        "ckpts/llamagen)",
+        "LlamaGen's VQ decoder or simplear's decoder of pixels, a file or OWNER/NAME/FILE on the hub "
+        "(default: vq_ds16_t2i.pt, vq_ds16_c2i.pt for class-conditional checkpoints, "
+        "for simplear Cosmos-1.0-Tokenizer-DV8x16x16/decoder.jit, in the checkpoint's folder, its parent, or "
+        "ckpts/MODEL)",
         unit="PATH",
+    )
+    trust_torchscript: bool = option(
+        "simplear: make pixels by its decoder, which is published as TorchScript: opening it may run any "
+        "code, so trust its source; without this, codes are stored",
+        False,
     )
     text_encoder: str | None = option(
         "LlamaGen's T5 encoder, a folder or a hub id (default: t5/flan-t5-xl or flan-t5-xl in the folders "
@@ -102,7 +109,8 @@ class CheckpointOptions(Options):
     )
     target_size: int | None = option(
         "side of the image; lumina_mgpt: a multiple of 32 such as 512, 768 or 1024 (default: 768); emu3: "
-        "side of a square (default: 720); LlamaGen's class-conditional .pt: 256 or 384; other models "
+        "side of a square (default: 720); simplear: a multiple of 16 such as 512 (default: 1024); LlamaGen's "
+        "class-conditional .pt: 256 or 384 (default: what the published file's name says); other models "
         "generate one size and refuse any other; glm_image has --height and --width instead",
         unit="PIXELS",
         least=1,
@@ -283,8 +291,11 @@ def check_guided(options: CheckpointOptions, what: str) -> None:
 
 def check_pixels(options: ModelOptions, command: str) -> None:
     """Raises UserError for a model without pixels. command: subject of the message, such as "the page"."""
-    if not SPECS[options.model].pixels:
-        raise UserError(f"--model {options.model}: {command} shows pixels, and this model gives codes alone")
+    spec, shows = SPECS[options.model], f"--model {options.model}: {command} shows pixels"
+    if not spec.pixels:
+        raise UserError(f"{shows}, and this model gives codes alone")
+    if "trust_torchscript" in spec.options and not options.trust_torchscript:
+        raise UserError(f"{shows}, which this model makes only with --trust_torchscript")
 
 
 @declare

@@ -52,8 +52,7 @@ def middle_rows(dims: Dimensions, codes: int) -> tuple[Grid, int]:
     """Returns a grid of about `codes` codes, the rows in the middle of an image, and the number of tokens in
     front of it: the prompt, and the rows above with their row ends. With a prompt of that length the
     caches are as full as in the middle of an image."""
-    assert dims.vq is not None, "a family with pixels"
-    side = dims.side // dims.vq.patch_size
+    side = dims.columns
     height = min(side, max(2, codes // side))
     return Grid(height, side), dims.prompt + dims.tokens * (side - height) // (2 * side)
 

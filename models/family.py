@@ -55,7 +55,8 @@ class LoadOptions:
     height: int | None = None  # pixels of an image (GLM-Image)
     width: int | None = None  # pixels of an image (GLM-Image)
     tokenizer_base_path: str | None = None  # folder that holds the text tokenizer and vqgan.ckpt
-    vq_path: str | None = None  # LlamaGen's vq_ds16_*.pt
+    vq_path: str | None = None  # the decoder of pixels of LlamaGen or SimpleAR
+    trust_torchscript: bool = False  # run the code in SimpleAR's decoder of pixels
     text_encoder: str | None = None  # LlamaGen's T5
     keep_text_encoder: bool = False  # keep it in memory after the prompts of a run are encoded
 
@@ -129,7 +130,7 @@ class ModelFamily:
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
     codec: Callable[[Fields], Any] | None = None  # vq_config -> the codec; None: that of models.codecs.vq
-    pixels: bool = True  # true if its checkpoints hold the decoder of pixels
+    pixels: bool = True  # true if its codes become pixels in a codec, without another model
     published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch
 
     @property

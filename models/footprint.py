@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isqrt
 from pathlib import Path
 
 import torch
@@ -56,6 +57,11 @@ class Dimensions:
     codec_parameters: int | None = None
     noise: bool = True  # images are sampled, so that the noise of those in flight is stored
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
+
+    @property
+    def columns(self) -> int:
+        """Codes in a row of an image of one square raster, which has no row ends if there is no VQModel."""
+        return self.side // self.vq.patch_size if self.vq else isqrt(self.tokens)
 
 
 def published_dimensions(

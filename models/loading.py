@@ -35,9 +35,9 @@ def load(model: str, options: LoadOptions = DEFAULTS) -> Model:
     if options.drafter_alignment not in (None, *ALIGNMENTS):
         choices = ", ".join(ALIGNMENTS)
         raise CheckpointError(f"--drafter_alignment {options.drafter_alignment}: choose one of {choices}")
-    for name in ("ratio", "height", "width"):
+    for name in ("ratio", "height", "width", "trust_torchscript"):
         value = getattr(options, name)
-        if value is not None and name not in spec.options:
+        if value and name not in spec.options:
             raise CheckpointError(f"--{name} {value}: {spec.name} does not read it; leave it out")
     device = pick_device(options.device)
     graphs = pick_graphs(options.cuda_graphs, device)

@@ -44,7 +44,7 @@ class Model:
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder
-    codec: VQModel | None  # None: codes become pixels elsewhere, and `latents` are the code vectors
+    codec: VQModel | None  # None: codes become pixels elsewhere or not, and `latents` are the code vectors
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
@@ -100,6 +100,11 @@ class Model:
     @property
     def no_codec_message(self) -> str:
         """The error message of commands that need a codec, for a model without one."""
+        if "trust_torchscript" in self.spec.options:
+            return (
+                f"{self.name} gives codes: its decoder of pixels is TorchScript, which is code; "
+                "--trust_torchscript runs it"
+            )
         return f"{self.name} gives codes, and only generate_images can turn them into pixels"
 
     @property

@@ -169,11 +169,44 @@ GLM_IMAGE = ModelFamily(
     method="self-draft",  # no drafter network is published
     pixels=False,
 )
-FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE)
+SIMPLEAR = ModelFamily(
+    name="simplear",
+    about="SimpleAR-0.5B; 1.5B by --model_path",
+    load=imported_late("layouts.simplear.load"),
+    recognises=lambda fields, shapes: fields.get("model_type") == "qwen2",
+    decoder_config=imported_late("layouts.simplear.decoder_config"),
+    home=CKPTS / "simplear",
+    target="SimpleAR-0.5B-RL",
+    hub="Daniel0724/SimpleAR-0.5B-RL",
+    drafter="trained_drafters",
+    options=("vq_path", "trust_torchscript"),
+    default_size=1024,
+    guidance=6.0,
+    top_k=0,
+    method="self-draft",  # no drafter network is published
+)
+LIQUID = ModelFamily(
+    name="liquid",
+    about="Liquid-7B",
+    load=imported_late("layouts.liquid.load"),
+    recognises=lambda fields, shapes: fields.get("model_type") == "gemma",
+    decoder_config=imported_late("layouts.liquid.decoder_config"),
+    home=CKPTS / "liquid",
+    target="Liquid_V1_7B",
+    hub="Junfeng5/Liquid_V1_7B",
+    drafter="trained_drafters",
+    options=("tokenizer_base_path",),
+    guidance=7.0,
+    temperature=0.99,
+    top_k=4096,
+    top_p=0.96,
+    method="self-draft",  # no drafter network is published
+)
+FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE, SIMPLEAR, LIQUID)
 SPECS: dict[str, ModelFamily] = {spec.name: spec for spec in FAMILIES}
 PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
-# Families that bench --random_weights and gpu_check time. Both need the dimensions of a VQ
-# decoder to compute the rows of an image, so families without one are left out.
+# Families that bench --random_weights and gpu_check time. They compute the rows of an image from those of one
+# raster, so GLM-Image, whose images have two, is left out.
 RANDOM_WEIGHTS = tuple(name for name in PUBLISHED if SPECS[name].pixels)
 
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Downloads published checkpoints into ckpts/ in the published layout. A second call resumes an interrupted download.
-# Usage: bash scripts/get_ckpts.sh NAME...    NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image
-#        REVISION=... pins the revision of the target; FILE=c2i_L_384.pt selects another file for llamagen_c2i;
-#        PIXELS=1 fetches the diffusion model of glm_image too.
+# Usage: bash scripts/get_ckpts.sh NAME...
+#        NAME: anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image simplear liquid
+#        REVISION=... pins the revision of the target; FILE=c2i_B_256.pt selects another file for llamagen_c2i;
+#        PIXELS=1 fetches what makes pixels of codes too: the diffusion model of glm_image, simplear's decoder.
 #        HF=... names the hub's command line client (default: .venv/bin/hf).
 # For gated repositories, accept the licence on their page and run `hf auth login`. ckpts/README.md lists all files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,8s/^# //p' "${BASH_SOURCE[0]}"; }
 
 hf=${HF:-.venv/bin/hf}
 get() { # REPOSITORY FOLDER [FILE...]: downloads these files, or all
@@ -20,7 +21,10 @@ target() { # the same, at $REVISION
 by_hand() { # FOLDER: says which files must be put there by hand, unless they are there
     if [ ! -f "$1/vqgan.ckpt" ]; then
         echo "get_ckpts: put Meta's text_tokenizer.json, vqgan.yaml and vqgan.ckpt into $1" \
-            "(the form at https://github.com/facebookresearch/chameleon sends a link by mail)" >&2
+            "(the form at https://github.com/facebookresearch/chameleon sends a link by mail)," \
+            "or fetch Liquid's copy of its VQGAN, which needs no form and has Chameleon's licence:" \
+            "$hf download Junfeng5/Liquid_demo --repo-type space --local-dir ${1%/chameleon/tokenizer}" \
+            "chameleon/vqgan.yaml chameleon/vqgan.ckpt" >&2
     fi
 }
 shared_llamagen() {
@@ -32,8 +36,8 @@ shared_llamagen() {
 for name in "$@"; do
     case $name in
         -h | --help) usage; exit 0 ;;
-        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i | janus_pro | emu3 | glm_image) ;;
-        *) echo "get_ckpts: unknown checkpoint $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image" >&2; exit 2 ;;
+        anole | lumina_mgpt | llamagen | llamagen2 | llamagen_c2i | janus_pro | emu3 | glm_image | simplear | liquid) ;;
+        *) echo "get_ckpts: unknown checkpoint $name; choose from anole lumina_mgpt llamagen llamagen2 llamagen_c2i janus_pro emu3 glm_image simplear liquid" >&2; exit 2 ;;
     esac
 done
 for name in "$@"; do
@@ -70,6 +74,17 @@ for name in "$@"; do
             else
                 target zai-org/GLM-Image ckpts/glm_image/GLM-Image --include "vision_language_encoder/*" --include "processor/*"
             fi
+            ;;
+        simplear)
+            target Daniel0724/SimpleAR-0.5B-RL ckpts/simplear/SimpleAR-0.5B-RL
+            if [ -n "${PIXELS:-}" ]; then
+                get nvidia/Cosmos-1.0-Tokenizer-DV8x16x16 ckpts/simplear/Cosmos-1.0-Tokenizer-DV8x16x16 decoder.jit
+            fi
+            ;;
+        liquid)
+            target Junfeng5/Liquid_V1_7B ckpts/liquid/Liquid_V1_7B
+            get Junfeng5/Liquid_demo ckpts/liquid chameleon/vqgan.yaml chameleon/vqgan.ckpt --repo-type space
+            echo "get_ckpts: vqgan.ckpt is Meta's, under the Chameleon Research License" >&2
             ;;
     esac
 done

@@ -16,7 +16,7 @@ from training.new_drafter import default_fields, new_drafter, write_drafter
 
 LOAD = LoadOptions()
 # Pixels along the side of an image, for the families that support several sizes.
-SIDE = {"lumina_mgpt": 8, "emu3": tiny_transformers.SIZE}
+SIDE = {"lumina_mgpt": 8, "emu3": tiny_transformers.SIZE, "simplear": 64}
 
 
 def load(
@@ -105,6 +105,8 @@ BUILD: dict[str, Callable[[Path], Tiny]] = {
     "janus_pro": partial(_untrained, "janus_pro", tiny_transformers.janus),
     "emu3": partial(_untrained, "emu3", tiny_transformers.emu3),
     "glm_image": partial(_untrained, "glm_image", tiny_glm_image.build),
+    "simplear": partial(_untrained, "simplear", tiny_transformers.simplear),
+    "liquid": partial(_untrained, "liquid", tiny_transformers.liquid),
 }
 
 

@@ -30,7 +30,7 @@ def write_shards(state: dict[str, Tensor], folder: Path, count: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
-def _vqgan(state: dict[str, Tensor], folder: Path) -> None:
+def write_vqgan(state: dict[str, Tensor], folder: Path) -> None:
     """Writes vqgan.ckpt and vqgan.yaml."""
     fields = tiny.VQ
     shape = {
@@ -100,5 +100,5 @@ def build(root: Path, lumina: bool) -> tuple[Path, Path]:
         edit(drafter / "config.json", _longer)
     write_shards(state, target, 2)
     torch.save(drafter_state, drafter / "pytorch_model.bin")
-    _vqgan(vqgan, root / "ckpts" / "chameleon" / "tokenizer")
+    write_vqgan(vqgan, root / "ckpts" / "chameleon" / "tokenizer")
     return target, drafter

@@ -61,15 +61,14 @@ def tiny(family: str) -> Dimensions:
         num_heads=1, num_kv_heads=1, head_width=WIDTH if dims.decoder.head_width else 0, num_codes=CODES,
     )  # fmt: skip
     drafter = replace(decoder, head_width=0)
-    vq = replace(dims.vq, num_embeddings=CODES)
-    return replace(dims, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec_parameters=None)
+    vq = dims.vq and replace(dims.vq, num_embeddings=CODES)
+    return replace(dims, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec_parameters=CODES)
 
 
 def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Returns the number of recordings that one image takes."""
     dims, spec, acceptance = tiny(family), SPECS[family], Acceptance()
-    side = dims.side // dims.vq.patch_size
-    model = random_model(family, dims, Grid(side, side), torch.float32, torch.device("cpu"))
+    model = random_model(family, dims, Grid(dims.columns, dims.columns), torch.float32, torch.device("cpu"))
     monkeypatch.setattr("models.model.CudaRecorder", lambda device: Recorder())
     sampling, row = Sampling(1.0, 0, 1.0, spec.guidance), "self-draft" if name == AUTO else name
     method = Method(row, sampling, spec.default_tree(row, auto=name == AUTO))

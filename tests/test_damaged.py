@@ -162,6 +162,16 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(bos_token="<sop>"), "64"),
     ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(grid_eos_token=None), "grid_eos_token"),
     ("glm_image", PROCESSOR, None, "tokenizer.json"),
+    ("simplear", "config.json", put(use_sliding_window=True), "use_sliding_window"),
+    ("simplear", "config.json", put(vocab_size=64_000), "vocab_size"),
+    ("simplear", "config.json", put(vocab_size=64_200), "embed_tokens"),
+    ("simplear", "weights", without("model.layers.1.self_attn.k_proj.bias"), "k_proj.bias"),
+    ("simplear", "tokenizer.json", None, "tokenizer.json"),
+    ("liquid", "config.json", put(hidden_act="silu"), "hidden_activation"),
+    ("liquid", "config.json", put(head_dim=5), "head size 5"),
+    ("liquid", "config.json", put(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("liquid", "weights", without("model.layers.0.input_layernorm.weight"), "input_layernorm"),
+    ("liquid", f"{VQGAN}/vqgan.ckpt", None, "vqgan.ckpt"),
 ]  # fmt: skip
 
 
@@ -202,6 +212,8 @@ def test_damaged_files(
         ("janus_pro", "--prompt sun --model_path @emu3", "config.json"),
         ("emu3", "--prompt sun --model_path @janus_pro", "config.json"),
         ("glm_image", "--prompt sun --model_path @emu3", "config.json"),
+        ("simplear", "--prompt sun --model_path @liquid", "config.json"),
+        ("liquid", "--prompt sun --model_path @simplear", "config.json"),
         ("janus_pro", "--prompt sun --model_path @glm_image", "config.json"),
         ("anole", "--prompt sun --model_path @lumina_mgpt", "--model lumina_mgpt"),
         ("lumina_mgpt", "--prompt sun --model_path @anole", "--model anole"),

@@ -48,6 +48,8 @@ LAUNCHES = {
     "emu3 adt-self-draft eager sampled 1": 323,
     "llamagen_c2i self-draft eager greedy 4": 293,
     "glm_image adt-self-draft-lantern eager sampled 1": 338,
+    "simplear self-draft graphs sampled 4": 18,
+    "liquid ar eager greedy 1": 85,
     SOUND: 86,
 }
 
@@ -141,18 +143,18 @@ def use_of(case: Case) -> Dimensions:
     return replace(dims, decoder=decoder, drafter=drafter)
 
 
-def grid_of(dims: Dimensions) -> Grid:
-    """Returns the rasters of a square image. GLM-Image is the only family without a VQ model."""
-    if dims.vq is None:
+def grid_of(family: str, dims: Dimensions) -> Grid:
+    """Returns the rasters of a square image."""
+    if family == "glm_image":
         return glm_image.grid_of(dims.side, dims.side)
-    return Grid(dims.side // dims.vq.patch_size, dims.side // dims.vq.patch_size)
+    return Grid(dims.columns, dims.columns)
 
 
 def model_of(case: Case, dims: Dimensions) -> Model:
     """Returns a model whose weights have no values."""
     name = "llamagen" if case.family == CLASSES else case.family
     with patch.object(random_model, "_filled", unfilled):
-        model = random_model.random_model(name, dims, grid_of(dims), torch.bfloat16, GPU)
+        model = random_model.random_model(name, dims, grid_of(name, dims), torch.bfloat16, GPU)
     return replace(model, graphs=case.graphs)
 
 

@@ -78,7 +78,7 @@ def test_trees(words: str, tree: TreeShape | AdaptiveTree | str) -> None:
 @pytest.mark.parametrize(
     ("words", "guidance", "top_k"),
     [("", 3, 2000), ("--model anole", 3, 2000), ("--model janus_pro", 5, 0), ("--model emu3", 3, 2048),
-     ("--model janus_pro --cfg 2 --top_k 9", 2, 9)],
+     ("--model simplear", 6, 0), ("--model janus_pro --cfg 2 --top_k 9", 2, 9)],
 )  # fmt: skip
 def test_the_distribution_is_the_models_own_unless_given(words: str, guidance: float, top_k: int) -> None:
     assert parse(words).sampling == Sampling(1.0, top_k, 1.0, guidance)
@@ -93,7 +93,8 @@ def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
 
 
 REFUSALS = [
-    "--model nonsense", "--vq_path x", "--model anole --class_labels 1", "--model_type vllm",
+    "--model nonsense", "--vq_path x", "--trust_torchscript", "--model liquid --vq_path x",
+    "--model anole --class_labels 1", "--model_type vllm",
     "--grid_search", "--eagle_version 1", "--cfg_mode sequential", "--lantern_k 10", "--lantern_delta 0.2",
     "--lantern_table x", "--peanut --static_tree", "--rules reference --verify rejection --temperature 0",
     "--model_type base --peanut", "--adt_depth_min 4 --adt_depth_max 2 --peanut",

@@ -1,5 +1,5 @@
-"""Parity of Janus-Pro and Emu3 with transformers, on checkpoints that its save_pretrained wrote: hidden
-states, guided logits, the greedy tokens of generate, and pixels."""
+"""Parity of Janus-Pro, Emu3, SimpleAR and Liquid with transformers, on checkpoints that its save_pretrained
+wrote: hidden states, guided logits, greedy tokens, and the pixels of the first two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adt_tree.pipeline import Pipeline
 from adt_tree.policy import SELF_DRAFTED, TreeShape
 from adt_tree.sampling import Sampling, guide
 from models.family import LoadOptions
-from models.layouts import emu3
+from models.layouts import emu3, simplear
 from models.loading import load
 from tests import tiny_transformers as tiny
 from tests.conftest import Refused, Result
@@ -139,6 +139,65 @@ class Emu3(Theirs):
         return pixels[0].permute(1, 2, 0)
 
 
+class Plain(Theirs):
+    """A language model whose codes are its last tokens. transformers cannot generate its images, so the
+    published loop stands here, without a cache."""
+
+    first: int  # token id of code 0
+
+    def prompts(self, text: str) -> tuple[str, str]:
+        """Returns the published prompts of both branches."""
+        raise NotImplementedError
+
+    def guided(self, conditional: Tensor, unconditional: Tensor) -> Tensor:
+        """Returns the published guidance of logits."""
+        return unconditional + self.guidance * (conditional - unconditional)
+
+    def tokens(self, codes: Tensor) -> list[int]:
+        """Returns the token ids of an image's codes [h, w]."""
+        return (self.first + codes).flatten().tolist()
+
+    def states(self, ids: list[int], codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns features and logits of codes along a prompt and a whole image."""
+        hidden = self.model.model(torch.tensor([ids + self.tokens(codes)])).last_hidden_state[0]
+        return hidden, self.model.lm_head(hidden)[:, self.first :]
+
+    @torch.inference_mode()
+    def greedy(self, texts: list[str], grid: Grid) -> list[list[int]]:
+        """Returns the images of the published loop, in which only codes are allowed."""
+        images = []
+        for text in texts:
+            branches = [self.tokenizer(prompt).input_ids for prompt in self.prompts(text)]
+            image: list[int] = []
+            for _ in range(grid.size):
+                logits = [self.model(torch.tensor([ids + image])).logits[0, -1] for ids in branches]
+                image.append(self.first + int(self.guided(*logits)[self.first :].argmax()))
+            images.append(image)
+        return images
+
+
+class SimpleAR(Plain):
+    """SimpleAR, whose released code guides log-probabilities of the whole vocabulary."""
+
+    kind, guidance, first = "Qwen2ForCausalLM", 6.0, len(tiny.SIMPLEAR_TEXT)
+    options = replace(OPTIONS, target_size=64)
+
+    def prompts(self, text: str) -> tuple[str, str]:
+        return f"<|t2i|>A highly realistic image of {text}<|soi|>", f"<|t2i|>{simplear.NEGATIVE}<|soi|>"
+
+    def guided(self, conditional: Tensor, unconditional: Tensor) -> Tensor:
+        return super().guided(conditional.log_softmax(-1), unconditional.log_softmax(-1))
+
+
+class Liquid(Plain):
+    """Liquid."""
+
+    kind, guidance, first = "GemmaForCausalLM", 7.0, len(tiny.LIQUID_TEXT)
+
+    def prompts(self, text: str) -> tuple[str, str]:
+        return f"{text} Generate an image based on this description.<boi>", "<unconditional><boi>"
+
+
 CASES: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "janus, mha": (tiny.janus, Janus, {}),
     "janus, gqa, one aligner layer": (tiny.janus, Janus, {"kv_heads": 2, "aligner": 1}),
@@ -146,11 +205,24 @@ CASES: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "emu3, mha": (tiny.emu3, Emu3, {}),
     "emu3, gqa": (tiny.emu3, Emu3, {"kv_heads": 2}),
     "emu3, wider, deeper": (tiny.emu3, Emu3, {"width": 64, "layers": 3, "kv_heads": 1}),
+    "simplear, tied": (tiny.simplear, SimpleAR, {}),
+    "simplear, untied, wider, deeper": (
+        tiny.simplear,
+        SimpleAR,
+        {"width": 64, "layers": 3, "kv_heads": 2, "tied": False},
+    ),
+    "liquid, mha": (tiny.liquid, Liquid, {}),
+    "liquid, mqa, deeper, small heads": (
+        tiny.liquid,
+        Liquid,
+        {"width": 64, "layers": 3, "kv_heads": 1, "head_size": 6},
+    ),
 }
+WITH_PIXELS = [name for name in CASES if name.startswith(("janus", "emu3"))]
 
 
 @pytest.fixture(scope="module", params=CASES)
-def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Janus | Emu3:
+def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns a checkpoint of each family and size."""
     build, kind, sizes = CASES[request.param]
     return kind(build(tmp_path_factory.mktemp("pair") / "tiny", **sizes))
@@ -162,7 +234,7 @@ def random_codes(seed: int) -> Tensor:
 
 
 @torch.inference_mode()
-def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
+def test_hidden_states_and_guided_logits(theirs: Any) -> None:
     """The codes behind a prompt are teacher-forced in both branches. The layers are not packed, because no
     target was made."""
     codes, model, ours, expected = random_codes(0), load(str(theirs.folder), theirs.options), [], []
@@ -172,8 +244,8 @@ def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
         hidden, logits = theirs.states(ids, codes)
         features = model.decoder.causal(whole)[0]
         close(features, hidden)
-        scored = model.decoder.head(features)
-        ours.append(scored if scored.shape[1] == tiny.CODES else scored[:, FIRST : FIRST + tiny.CODES])
+        ours.append(model.decoder.head(features))
+        close(ours[-1], logits)
         expected.append(logits)
     behind = slice(-len(theirs.tokens(codes)), None)
     close(*(guide(torch.stack([x[behind] for x in part]), 5.0) for part in (ours, expected)))
@@ -185,7 +257,7 @@ def test_hidden_states_and_guided_logits(theirs: Janus | Emu3) -> None:
     + [(name, 1, "5:3") for name in CASES if "emu3" in name],
     indirect=["theirs"],
 )
-def test_greedy_tokens(theirs: Janus | Emu3, count: int, ratio: str | None) -> None:
+def test_greedy_tokens(theirs: Any, count: int, ratio: str | None) -> None:
     """Whole images are compared, plain and self-drafted; one of Emu3's is not square."""
     ours, texts = theirs.ours, TEXTS[:count]
     if ratio:
@@ -200,7 +272,8 @@ def test_greedy_tokens(theirs: Janus | Emu3, count: int, ratio: str | None) -> N
 
 
 @torch.inference_mode()
-def test_pixels(theirs: Janus | Emu3) -> None:
+@pytest.mark.parametrize("theirs", WITH_PIXELS, indirect=True)
+def test_pixels(theirs: Any) -> None:
     """The pictures differ by less than 1.01 of 255: ours are rounded down to whole numbers. The checkpoint's
     processor scales by 0.5 and 0.5."""
     codes = random_codes(1)

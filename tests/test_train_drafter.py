@@ -30,7 +30,7 @@ from training.drafter_loss import Objective, Unrolled, at, code_logits, measure
 from training.shards import ShardWriter, StoredImage, origin, read_shards
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
-FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3")
+FAMILIES = ("emoji", "anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3", "liquid")
 GREEDY = Sampling(temperature=0, guidance=3.0)
 FAST = "--lr 6e-3 --p_w 1 --coupled --cfg_loss --grad_clip_by norm --ttt_steps 2".split()
 Data = Callable[[str], Path]

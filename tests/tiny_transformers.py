@@ -1,4 +1,5 @@
-"""Tiny random Janus-Pro and Emu3, written by transformers' own save_pretrained, with tokenizers of bytes."""
+"""Tiny random Janus-Pro, Emu3, SimpleAR and Liquid, written by transformers' own save_pretrained, with
+tokenizers of bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, pre_tokenizers, processors
 
+from models.codecs.vq import VQConfig, VQModel
 from models.layouts.emu3 import NEGATIVE
+from models.layouts.simplear import NUM_CODES
+from tests import published, tiny
 from tests.tiny import bytes_tokenizer
 
 CODES, GRID = 64, 4
@@ -35,6 +39,15 @@ IMAGE_START, IMAGE_END, IMAGE_TOKEN = "<|image start|>", "<|image end|>", "<|ima
 ROW_END, FRAME_END = "<|extra_200|>", "<|extra_201|>"
 EMU3_SPECIAL = [PAD, "<image>", ROW_END, FRAME_END, BEGIN, END, IMAGE_START, IMAGE_END, IMAGE_TOKEN]
 
+# What the names of text models' tensors begin with.
+TEXT = (
+    "model.language_model", "model.text_model", "model.generation_", "lm_head", "model.layers",
+    "model.embed_tokens",
+)  # fmt: skip
+T2I, SOI = "<|t2i|>", "<|soi|>"
+SIMPLEAR_TEXT = [*LETTERS, PAD, T2I, SOI]  # without the codes, as of Liquid below
+LIQUID_TEXT = ["<pad>", "<eos>", JANUS_BEGIN, "<unk>", "<boi>", "<eoi>", *LETTERS]
+
 
 def _numbered(names: list[str]) -> dict[str, int]:
     return {name: index for index, name in enumerate(names)}
@@ -56,21 +69,22 @@ def _shape(vocabulary: int, width: int, layers: int, kv_heads: int) -> dict[str,
 
 
 @torch.no_grad()
-def write(folder: Path, model: Any) -> None:
-    """Writes the model. Its weights are large, so that logits differ clearly and every part has an effect."""
+def write(folder: Path, model: Any, ends: float = 0.5) -> None:
+    """Writes the model. Its weights are large, so that logits differ clearly and every part has an effect.
+    ends: standard deviation of embeddings and head."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(std=0.1)
         elif "norm" in name:
             parameter.add_(0.2 * torch.randn_like(parameter))
-        elif name.startswith(("model.language_model", "model.text_model", "model.generation_", "lm_head")):
-            parameter.normal_(std=0.15 if "layers" in name else 0.5)
+        elif name.startswith(TEXT):
+            parameter.normal_(std=0.15 if "layers" in name else ends)
     model.save_pretrained(folder)
 
 
-def _write(folder: Path, model: Any, tokenizer: Any) -> Path:
+def _write(folder: Path, model: Any, tokenizer: Any, ends: float = 0.5) -> Path:
     """Writes the checkpoint with its tokenizer."""
-    write(folder, model)
+    write(folder, model, ends)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -135,3 +149,44 @@ def emu3(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4) -> P
         },
     )  # fmt: skip
     return _write(folder, hf.Emu3ForConditionalGeneration(config).eval(), tokenizer)
+
+
+def simplear(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4, tied: bool = True) -> Path:
+    """Writes SimpleAR, without a decoder of pixels."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    words = _numbered(SIMPLEAR_TEXT)
+    config = hf.Qwen2Config(
+        **_shape(len(words) + NUM_CODES, width, layers, kv_heads), tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    byte_tokenizer = bytes_tokenizer(words)
+    byte_tokenizer.add_special_tokens([AddedToken(name, special=True) for name in (PAD, T2I, SOI)])
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer, pad_token=PAD, eos_token=PAD)
+    return _write(folder, hf.Qwen2ForCausalLM(config).eval(), tokenizer)
+
+
+def liquid(folder: Path, width: int = 32, layers: int = 2, kv_heads: int = 4, head_size: int = 12) -> Path:
+    """Writes Liquid, and Meta's VQGAN beside it. Its heads are not width / 4 large, and config.json does
+    not say that its head is tied."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    words = _numbered(LIQUID_TEXT)
+    config = hf.GemmaConfig(**_shape(len(words) + CODES, width, layers, kv_heads), head_dim=head_size)
+    byte_tokenizer = bytes_tokenizer(words, unk_token="<unk>")
+    byte_tokenizer.add_special_tokens([AddedToken(name, special=True) for name in words if len(name) > 1])
+    byte_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{JANUS_BEGIN} $A", special_tokens=[(JANUS_BEGIN, words[JANUS_BEGIN])]
+    )
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token=JANUS_BEGIN,
+        unk_token="<unk>",
+    )  # fmt: skip
+    _write(folder, hf.GemmaForCausalLM(config).eval(), tokenizer, ends=0.07)  # its embeddings are scaled
+    published.edit(folder / "config.json", lambda fields: fields.pop("tie_word_embeddings", None))
+    vqgan = VQModel(VQConfig.from_hf(tiny.VQ))
+    torch.nn.init.normal_(vqgan.quantize.embedding.weight)
+    published.write_vqgan(vqgan.state_dict(), folder.parent / "chameleon" / "tokenizer")
+    return folder

@@ -93,6 +93,18 @@ class VQConfig:
         return cls.from_hf({**fields, "embed_dim": params["embed_dim"], "num_embeddings": params["n_embed"]})
 
 
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    """The fields of VQConfig that code outside a codec reads, for codecs that are no VQModel."""
+
+    num_embeddings: int
+    patch_size: int  # pixels along the side of a cell
+    base_channels: int
+    channel_multiplier: tuple[int, ...]
+    frames: int = 1  # frames that decoding makes of one image
+    rounds: bool = False  # False: pixels are truncated to 8 bits
+
+
 def group_norm(channels: int) -> nn.GroupNorm:
     """Returns the normalisation that every block uses."""
     return nn.GroupNorm(NUM_GROUPS, channels, eps=NORM_EPS)

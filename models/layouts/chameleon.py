@@ -92,12 +92,14 @@ def load(checkpoint: Checkpoint) -> Model:
 
 def search_folders(checkpoint: Checkpoint) -> tuple[Path, ...]:
     """Returns the folders to search for text_tokenizer.json, vqgan.ckpt and vqgan.yaml: those below
-    --tokenizer_base_path if the option is set, otherwise the target's and those of the published layout."""
+    --tokenizer_base_path if the option is set, otherwise the target's and those of the published layout, or
+    of the copy that Liquid's authors publish."""
     inner = Path("chameleon", "tokenizer")
     base, target = checkpoint.options.tokenizer_base_path, checkpoint.folder
     if base is not None:
         return Path(base), Path(base) / inner
-    return target, target.parent / inner, checkpoint.spec.home / inner
+    home = checkpoint.spec.home
+    return target, target.parent / inner, home / inner, home / inner.parent
 
 
 def assemble(
@@ -129,9 +131,7 @@ def assemble(
         image_start = unconditional = [begin, side, side]
         instruction = INSTRUCTION.format(size=size)
     else:
-        checkpoint.refuse_other_size(codec.config.resolution)
-        side = codec.config.resolution // codec.config.patch_size
-        grid = Grid(side, side)
+        grid = square_of(checkpoint, codec)
         image_start, unconditional = [begin], [layout.begin_of_text, begin]
 
     def encode(text: str) -> Prompt:
@@ -182,6 +182,13 @@ def lumina_tokens(checkpoint: Checkpoint, config: Mapping[str, Any], grid: Grid)
     return [vocabulary[name] for name in names]
 
 
+def square_of(checkpoint: Checkpoint, codec: VQModel) -> Grid:
+    """Returns the raster of the codec's images. CheckpointError if the options ask for another size."""
+    checkpoint.refuse_other_size(codec.config.resolution)
+    side = codec.config.resolution // codec.config.patch_size
+    return Grid(side, side)
+
+
 def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights) -> VQModel:
     """Returns the codec in fp32: the checkpoint's, if it contains a decoder as the embedded model does,
     otherwise Meta's from vqgan.ckpt and vqgan.yaml. CheckpointError if there is neither, or if Meta's
@@ -197,7 +204,8 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
     if home is None:
         raise CheckpointError(
             f"{folder} holds no VQ decoder ({VQ}decoder.*): put Meta's vqgan.ckpt and vqgan.yaml into "
-            f"{' or '.join(map(str, folders))}, or give their folder as --tokenizer_base_path"
+            f"{' or '.join(map(str, folders))}, or give their folder as --tokenizer_base_path "
+            "(`bash scripts/get_ckpts.sh liquid` fetches a copy)"
         )
     file, description = home / "vqgan.ckpt", home / "vqgan.yaml"
     meta, stored = read_weights(file), state.below(VQ)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from models.checkpoint.config import check_integer, read_config, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
-from models.codecs.vq import VQModel
+from models.codecs.vq import CodecConfig, VQModel
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
 from models.drafter import LLAMA
@@ -49,18 +48,6 @@ TEXT_FIELDS = {
 # Prefix of the decoder's tensor names, name of its head, prefix of the codec's tensor names.
 STORED = "text_model.model.", "text_model.lm_head.weight", "vqmodel."  # as save_pretrained writes them
 LOADED = "model.text_model.", "lm_head.weight", "model.vqmodel."  # as the loaded model has them
-
-
-@dataclass(frozen=True, slots=True)
-class CodecConfig:
-    """The fields of models.codecs.vq.VQConfig that code outside the codec reads."""
-
-    num_embeddings: int
-    patch_size: int  # pixels along the side of a cell
-    base_channels: int
-    channel_multiplier: tuple[int, ...]
-    frames: int  # frames that decoding makes of one image: the codec is made for video
-    rounds: bool = False  # False: pixels are truncated to 8 bits
 
 
 class Codec(nn.Module):

@@ -1,0 +1,75 @@
+"""The decoder of nvidia/Cosmos-1.0-Tokenizer-DV8x16x16, which turns SimpleAR's codes into pixels.
+
+It is published as TorchScript, which is code: opening decoder.jit may run whatever its author wrote. So it is
+opened only where the user says that he trusts it. The tokenizer is made for video; an image is one frame.
+
+The codes are those of finite scalar quantisation (arXiv:2309.15505): code k holds one of LEVELS[n] values for
+each of its six numbers, as the digits of k, the first one lowest.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import torch
+from torch import Tensor, nn
+
+from adt_tree.errors import UserError
+from models.checkpoint.files import reading
+from models.codecs.vq import CodecConfig
+
+LEVELS = (8, 8, 8, 5, 5, 5)
+REMEDY = "give decoder.jit of Cosmos-1.0-Tokenizer-DV8x16x16"
+
+
+def code_vectors(device: torch.device) -> Tensor:
+    """Returns the code vectors [64000, 6] fp32. Their numbers lie evenly in [-1, 1], -1 included."""
+    levels = torch.tensor(LEVELS, device=device)
+    basis = torch.tensor([math.prod(LEVELS[:n]) for n in range(len(LEVELS))], device=device)
+    digits = torch.arange(math.prod(LEVELS), device=device)[:, None] // basis % levels
+    return digits / (levels // 2) - 1
+
+
+class CosmosDecoder(nn.Module):
+    """decoder.jit with the interface of models.codecs.vq.VQModel, from codes [B, h, w] to images [B, 3, H, W]
+    in [-1, 1]. It keeps the type of its weights, which is bf16 as published."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        """Opens the file, except on the device meta, where only its form is checked. CheckpointError if it
+        holds no TorchScript."""
+        super().__init__()
+        self.path = path
+        self.codebook = code_vectors(device)
+        # Its layers work on a quarter of the pixels' side and below.
+        self.config = CodecConfig(
+            num_embeddings=math.prod(LEVELS),
+            patch_size=16,
+            base_channels=128,
+            channel_multiplier=(0, 0, 2, 4, 4),
+            rounds=True,
+        )
+        self.script: Any = None
+        with reading(path, REMEDY), ZipFile(path) as archive, warnings.catch_warnings():
+            if not any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise ValueError("holds no TorchScript")
+            warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
+            if device.type != "meta":
+                self.script = torch.jit.load(str(path), map_location=device)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Returns the images of codes, not clamped. CheckpointError if the file computes something else."""
+        count, rows, columns = codes.shape
+        with reading(self.path, REMEDY):
+            frames = self.script(codes[:, None])
+            expected = (count, 3, 1, rows * self.config.patch_size, columns * self.config.patch_size)
+            if tuple(frames.shape) != expected:
+                raise ValueError(f"makes {list(frames.shape)} of {list(codes.shape)} codes")
+        return frames[:, :, 0].float()
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Raises UserError: the encoder is another file, which is not read."""
+        raise UserError("SimpleAR's encoder of pixels is not read here: only its decoder is")

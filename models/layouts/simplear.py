@@ -1,0 +1,91 @@
+"""Loads SimpleAR from checkpoints of transformers: a Qwen2 over text and the codes of Cosmos' tokenizer.
+
+A sequence is the prompt between two special tokens, then a square of codes, without row ends. The codes are
+the last token ids. The unconditional branch has the negative prompt of the released code, whose guidance of
+log-probabilities is that of logits: the two differ by a constant for each pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from adt_tree.errors import CheckpointError
+from adt_tree.grid import Grid
+from models.checkpoint.config import read_config
+from models.checkpoint.files import reading
+from models.checkpoint.stored_module import require
+from models.checkpoint.weights import read_weights
+from models.codecs.cosmos import LEVELS, CosmosDecoder, code_vectors
+from models.codecs.vq import VQModel
+from models.decoder.config import DecoderConfig, read_shape
+from models.decoder.transformer import Decoder
+from models.drafter import LLAMA
+from models.family import Checkpoint
+from models.layouts.chat import ChatTokenizer
+from models.llama_names import decoder_names, published
+from models.model import Model, load_networks
+from models.target import Prompt, PromptEncoder
+
+OPENING, IMAGE_START = "<|t2i|>", "<|soi|>"
+POSITIVE = "A highly realistic image of "
+NEGATIVE = (
+    "An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, "
+    "bad teeth, bad eyes, bad limbs, distortion"
+)
+NUM_CODES, CELL = math.prod(LEVELS), 16  # CELL: pixels along the side of a code's cell
+PIXELS = ("Cosmos-1.0-Tokenizer-DV8x16x16/decoder.jit", "decoder.jit")
+
+
+def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
+    """Reads config.json. ValueError for a variant that this decoder does not implement."""
+    if config.get("model_type") != "qwen2":
+        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of SimpleAR")
+    if config.get("use_sliding_window"):
+        raise ValueError("use_sliding_window is true: this decoder does not have that variant")
+    shape = read_shape(config, norm_eps=1e-6)
+    if shape.vocab_size <= NUM_CODES:
+        raise ValueError(f"vocab_size is {shape.vocab_size}: SimpleAR has {NUM_CODES} codes beside its text")
+    return replace(shape, qkv_bias=True)
+
+
+def grid_of(size: int) -> Grid:
+    """Returns the raster of an image of size x size pixels. CheckpointError unless its cells are whole."""
+    if size % CELL:
+        raise CheckpointError(f"--target_size {size}: it must be a multiple of {CELL}, such as 512 or 1024")
+    return Grid(size // CELL, size // CELL)
+
+
+def prompt_encoder(tokenizer: ChatTokenizer, first_code: int) -> PromptEncoder:
+    """Returns an encoder of texts; the unconditional branch has the negative prompt. CheckpointError if the
+    tokenizer lacks the special tokens or has ids of codes."""
+    for name in (OPENING, IMAGE_START):
+        tokenizer.token(name)
+    tokenizer.check_size(first_code)
+    unconditional = tokenizer.ids(f"{OPENING}{NEGATIVE}{IMAGE_START}")
+
+    def encode(text: str) -> Prompt:
+        return Prompt(tokenizer.ids(f"{OPENING}{POSITIVE}{text}{IMAGE_START}"), unconditional)
+
+    return PromptEncoder(encode, first_code, NUM_CODES)
+
+
+def load(checkpoint: Checkpoint) -> Model:
+    """Returns the model of a checkpoint, with a decoder of pixels only where TorchScript is trusted.
+    CheckpointError names what is missing or does not fit."""
+    folder, options = checkpoint.folder, checkpoint.options
+    config = read_config(folder)
+    with reading(folder / "config.json"):
+        shape = decoder_config(config)
+    grid, state = grid_of(checkpoint.size), read_weights(folder).tied(config)
+    decoder = published(lambda: Decoder(shape), decoder_names(shape), shape)
+    require(folder, state, decoder.shapes)
+    prompts = prompt_encoder(ChatTokenizer.read(folder), shape.vocab_size - NUM_CODES)
+    codec = None
+    if options.trust_torchscript:
+        path = checkpoint.part("decoder of pixels", PIXELS, options.vq_path, "--vq_path")
+        codec = cast(VQModel, CosmosDecoder(path, checkpoint.device))
+    model = load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, codec)
+    return replace(model, latents=code_vectors(checkpoint.device))
