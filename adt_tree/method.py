@@ -26,6 +26,50 @@ ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if 
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """The rule of gsd (GSD, 2508.07747): a draft counts the probability of a group of codes."""
+
+    gsd_group: int = 14  # G, codes of neighbouring rank, as released; the paper has 10 to 50; 1: exact
+    gsd_gap: float = 0.15  # a member's probability differs from the draft's by less than this
+    gsd_distance: float | None = None  # of input embeddings, squared; None: the median of the model's codes
+
+    def __post_init__(self) -> None:
+        integer("gsd_group", self.gsd_group, 1)
+        real("gsd_gap", self.gsd_gap, most=1)
+        if self.gsd_distance is not None:
+            real("gsd_distance", self.gsd_distance, most=1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The rule of sjd-sv (SJD-SV, 2609.13245): a run of drafts is judged by one ratio."""
+
+    sv_mass: float = 0.8  # alpha, share of a run's summed probability that its judged tail has at least
+    sv_run: int | None = None  # most drafts of a run; 1: the exact rule; None: no bound
+
+    def __post_init__(self) -> None:
+        real("sv_mass", self.sv_mass, most=1)
+        if self.sv_run is not None:
+            integer("sv_run", self.sv_run, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Annealing:
+    """The rule of cool-sd and cool-sjd (Cool-SD, 2601.09212): p / q is weighted, the more the earlier a draft
+    stands. delta 1 with nu 0: the exact rule."""
+
+    cool_delta: float = 1.1  # mean of the weights; the paper has 1.1 and 2
+    cool_nu: float = 0.7  # weights fall by exp(-nu) from one level to the next
+
+    def __post_init__(self) -> None:
+        real("cool_delta", self.cool_delta, most=1e6)
+        real("cool_nu", self.cool_nu, most=100)
+
+
+RelaxedRule = Groups | Runs | Annealing
+
+
+@dataclass(frozen=True, slots=True)
 class MethodSpec:
     """One row of the table: what a decoding method is."""
 
@@ -41,6 +85,7 @@ class MethodSpec:
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # true if a seed gives the AR baseline's image under the coupled rule
+    relaxed: RelaxedRule | None = None  # the settings of a rule that does not keep the distribution
     rival: bool = False  # true for a published method with which bench compares self-draft
 
     @property
@@ -53,7 +98,7 @@ class MethodSpec:
         """The value of the published flag --drafter_type for this method."""
         if self.module is None:
             return "none"
-        return "eagle" if self.network else self.name.removeprefix("adt-")
+        return "eagle" if self.network and not self.rival else self.name.removeprefix("adt-")
 
     @property
     def options(self) -> frozenset[str]:
@@ -66,7 +111,8 @@ class MethodSpec:
             "rules": "rejection" in self.verify,
             "seed_cells": bool(self.seed_cells),
         }
-        return frozenset(self.tree_options) | {name for name, reads in read.items() if reads}
+        rule = {item.name for item in fields(self.relaxed)} if self.relaxed else set()
+        return frozenset(self.tree_options) | rule | {name for name, reads in read.items() if reads}
 
 
 EAGLE_2 = MethodSpec(
@@ -156,6 +202,38 @@ METHODS: dict[str, MethodSpec] = {
             tree_options=SHAPE_OPTIONS,
             module="rivals.sjd_pac",
         ),
+        replace(
+            SJD,
+            name="gsd",
+            about="sjd that counts the probability of a group around a draft (GSD, 2508.07747); relaxed",
+            module="rivals.gsd",
+            relaxed=Groups(),
+        ),
+        replace(
+            SJD,
+            name="sjd-sv",
+            about="sjd that judges runs of drafts by one joint ratio (SJD-SV, 2609.13245); relaxed",
+            module="rivals.sjd_sv",
+            relaxed=Runs(),
+        ),
+        replace(
+            SJD,
+            name="cool-sjd",
+            about="sjd by the rule of cool-sd, a variant of ours; relaxed",
+            module="rivals.cool_sjd",
+            relaxed=Annealing(),
+        ),
+        MethodSpec(
+            "cool-sd",
+            "eagle-1 that relaxes the first levels of its trees most (Cool-SD, 2601.09212); relaxed",
+            module="rivals.cool_sd",
+            network=True,
+            tree=StaticTree,
+            tree_options=("tree_choices",),
+            exact=False,
+            rival=True,
+            relaxed=Annealing(),
+        ),
     )
 }
 
@@ -227,6 +305,7 @@ class Method:
     rules: str = "fixed"  # one of RULES
     seed_cells: str | None = None  # one of the row's seed_cells; None: the first of them
     control: str | None = None  # one of CONTROLS: a bound that bench measures, not an image
+    relaxed: RelaxedRule | None = None  # settings of a relaxed rival's rule; None: those of the row
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -245,6 +324,8 @@ class Method:
                 raise UserError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
         if self.lantern is not None and not spec.lantern:
             raise UserError(f"lantern: method {self.name} does not take it; leave it out")
+        if self.relaxed is not None and type(self.relaxed) is not type(spec.relaxed):
+            raise UserError(f"{self.relaxed}: method {self.name} does not take it; leave it out")
         if isinstance(self.tree, AutoTree):
             self._check_auto()
 
@@ -262,6 +343,11 @@ class Method:
     def spec(self) -> MethodSpec:
         """The method's row of METHODS. UserError for an unknown name."""
         return method_spec(self.name)
+
+    @property
+    def relaxed_rule(self) -> RelaxedRule | None:
+        """The settings of a relaxed rival's rule; None if the row keeps the distribution."""
+        return self.relaxed or self.spec.relaxed
 
     @property
     def drafting(self) -> bool:
@@ -292,10 +378,12 @@ class Method:
         """True if a seed gives the AR baseline's image, code for code.
 
         Under the coupled rule it does, and under every rule at temperature 0. Rejection keeps only the
-        distribution, as do rivals with a rule of their own; LANTERN and controls keep neither.
+        distribution, as do rivals with a rule of their own; LANTERN, relaxed rivals and controls keep
+        neither.
         """
         coupled = self.verify == "coupled" and self.spec.exact
-        return not self.lantern and not self.control and (coupled or self.greedy)
+        changed = self.lantern or self.spec.relaxed or self.control
+        return not changed and (coupled or self.greedy)
 
     @property
     def label(self) -> str:

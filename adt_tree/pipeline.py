@@ -19,7 +19,7 @@ from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import METHODS, Lantern, Method, RelaxedRule
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.roles import Request
@@ -140,6 +140,7 @@ class Pipeline:
         rules: str | None = None,
         seed_cells: str | None = None,
         control: str | None = None,
+        relaxed: RelaxedRule | None = None,
     ) -> Method:
         """Returns a method, by default that of the model. None means the default of the model or method.
 
@@ -148,7 +149,7 @@ class Pipeline:
         """
         settings: dict[str, Any] = {
             "sampling": sampling, "tree": tree, "lantern": lantern, "verify": verify, "rules": rules,
-            "seed_cells": seed_cells, "control": control,
+            "seed_cells": seed_cells, "control": control, "relaxed": relaxed,
         }  # fmt: skip
         settings = {setting: value for setting, value in settings.items() if value is not None}
         if isinstance(name, Method):

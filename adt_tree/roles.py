@@ -195,6 +195,10 @@ class Model(Protocol):
         """The code vectors [V, C]."""
 
     @property
+    def embeddings(self) -> Tensor:
+        """The input embeddings of the codes [V, D]."""
+
+    @property
     def num_codes(self) -> int:
         """The size V of the codebook."""
 

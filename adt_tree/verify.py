@@ -216,6 +216,8 @@ class Rejection:
       p <- norm(max(p - q, 0)) and q <- norm(q without x).
     - Dynamic trees (EAGLE-2, ADT-Tree; q = 1) accept x with probability p(x). A rejection sets p(x) <- 0.
     - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x) from p.
+    - Cool-SD (weights; 2601.09212) accepts with w p(x) / q(x) in static trees, w the weight of the level of
+      x. A rejection sets p <- norm(max(p - min(q, w p), 0)).
 
     If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p.
     Randomness: one uniform per node and one Gumbel vector per image, keyed by the root's position, on two
@@ -227,12 +229,18 @@ class Rejection:
     """
 
     def __init__(
-        self, num_codes: int, static: bool, relaxation: Relaxation | None = None, reference: bool = False
+        self,
+        num_codes: int,
+        static: bool,
+        relaxation: Relaxation | None = None,
+        reference: bool = False,
+        weights: Tensor | None = None,
     ) -> None:
-        """static: true if drafts are samples of q, on a separate stream; false if they are its top codes."""
+        """static: true if drafts are samples of q, on a separate stream; false if they are its top codes.
+        weights: of the levels of static trees, the first at index 0; None: all are 1."""
         self.noise = Noise(num_codes, silent=not static, stream=DRAFT)
         self._residual_noise = Noise(num_codes, silent=False, stream=RESIDUAL)
-        self.relaxation, self.reference = relaxation, reference
+        self.relaxation, self.reference, self.weights = relaxation, reference, weights
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         return (log_p + self._residual_noise.gumbel(seeds, positions[:, None])[:, 0]).argmax(dim=-1)
@@ -265,11 +273,15 @@ class Rejection:
                 # whatever its code, so that no code is favoured.
                 exists = exists & (q_of_code > 0)
                 chance = chance / q_of_code.clamp_min(TINY)
+            taken = q
+            if self.weights is not None and q is not None:
+                weight = self.weights[tree.depths.gather(1, child) - 1]
+                chance, taken = weight * chance, torch.minimum(q, weight[..., None] * residual)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)
             done |= accepted
             rejected = (exists & ~done)[..., None]
-            left = self._take(residual, q, code, merged)
+            left = self._take(residual, taken, code, merged)
             residual = torch.where(rejected, self._renormalise(left, p), residual)
             if q is not None:
                 q = torch.where(rejected, self._exclude(q, code), q)

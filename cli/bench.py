@@ -31,7 +31,15 @@ from cli.method_options import (
     total_token,
     unread,
 )
-from cli.options import FilterOptions, ModelOptions, PromptOptions, RunOptions, check_model, refuse_unread
+from cli.options import (
+    FilterOptions,
+    ModelOptions,
+    PromptOptions,
+    RivalOptions,
+    RunOptions,
+    check_model,
+    refuse_unread,
+)
 from cli.parser import as_written, declare, option
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests
 from models.registry import RANDOM_WEIGHTS, SPECS
@@ -89,9 +97,9 @@ class BenchOptions(ModelOptions):
         "temperatures at which every method is measured", (0.0, 1.0), unit="T", least=0, most=100
     )
     vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
-        "an option of LANTERN, draft trees or adaptive trees, and the values to measure it at, such as "
-        "adt_beta=0.3,0.5; every method that reads the option takes them in turn; may be given several "
-        "times",
+        "an option of LANTERN, draft trees, adaptive trees or relaxed rivals, and the values to measure it "
+        "at, such as adt_beta=0.3,0.5; every method that reads the option takes them in turn; may be given "
+        "several times",
         unit="KEY=A,B",
         read=_varied,
         repeat=True,
@@ -137,7 +145,14 @@ class BenchOptions(ModelOptions):
 
 @declare
 class Options(
-    BenchOptions, PromptOptions, FilterOptions, LanternOptions, TreeOptions, AdaptOptions, RunOptions
+    BenchOptions,
+    PromptOptions,
+    FilterOptions,
+    LanternOptions,
+    TreeOptions,
+    AdaptOptions,
+    RivalOptions,
+    RunOptions,
 ):
     """bench"""
 

@@ -106,6 +106,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "verify": method.verify,
         "rules": method.rules,
         "seed_cells": method.copied_cells,
+        **({"relaxed": str(method.relaxed_rule)} if method.relaxed_rule else {}),
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, NoReturn
 
 from adt_tree.errors import UserError
@@ -22,10 +22,11 @@ from adt_tree.method import (
     Lantern,
     Method,
     MethodSpec,
+    RelaxedRule,
 )
 from adt_tree.policy import INITS, AdaptiveTree, Tree, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
-from cli.options import ModelOptions, SamplingOptions, check_model, sampling_of
+from cli.options import ModelOptions, RivalOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
 from models.registry import SPECS
 
@@ -119,7 +120,7 @@ class PublishedOptions(Options):
         choices=tuple(dict.fromkeys(spec.drafter for spec in METHODS.values())),
     )
     peanut: bool = option(f"ADT-Tree: adaptive trees ({_with_trees(AdaptiveTree)})", False)
-    static_tree: bool = option(f"EAGLE-1: a static tree ({_with_trees(str)})", False)
+    static_tree: bool = option(f"EAGLE-1: a static tree ({_with_trees(StaticTree)})", False)
     eagle_version: int | None = option(
         "lumina_mgpt: 1 means static trees, any other number dynamic ones (default: dynamic)", unit="N"
     )
@@ -233,7 +234,14 @@ class AdaptOptions(Options):
 
 @declare
 class DecodingOptions(
-    ModelOptions, SamplingOptions, MethodOptions, PublishedOptions, LanternOptions, TreeOptions, AdaptOptions
+    ModelOptions,
+    SamplingOptions,
+    MethodOptions,
+    PublishedOptions,
+    LanternOptions,
+    TreeOptions,
+    AdaptOptions,
+    RivalOptions,
 ):
     """decoding"""
 
@@ -267,7 +275,16 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
         options.verify or "coupled",
         options.rules or "fixed",
         options.seed_cells,
+        relaxed=relaxed_rule(options, spec.relaxed),
     )
+
+
+def relaxed_rule(options: RivalOptions, default: RelaxedRule | None) -> RelaxedRule | None:
+    """Returns the settings of a rival's rule, changed by the options; None for a method without any."""
+    if default is None:
+        return None
+    given = {item.name: getattr(options, item.name) for item in fields(default)}
+    return replace(default, **{name: value for name, value in given.items() if value is not None})
 
 
 def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:

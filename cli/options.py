@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from adt_tree.errors import UserError
+from adt_tree.method import Annealing, Groups, Runs
 from adt_tree.sampling import Sampling
 from cli.parser import Options, as_written, declare, option
 from eval.runs.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
@@ -248,6 +249,55 @@ class SamplingOptions(FilterOptions):
         "temperature of the softmax; 0 (up to 1e-5): greedy (default: 1"
         f"{by_model(1.0, lambda spec: spec.temperature)})",
         unit="T",
+        least=0,
+        most=100,
+    )
+
+
+@declare
+class RivalOptions(Options):
+    """relaxed rivals"""
+
+    gsd_group: int | None = option(
+        "G: codes of neighbouring rank whose probability a draft of gsd counts; 1: sjd (default: "
+        f"{Groups().gsd_group})",
+        unit="CODES",
+        least=1,
+    )
+    gsd_gap: float | None = option(
+        f"largest difference of their probabilities from the draft's (default: {Groups().gsd_gap:g})",
+        unit="P",
+        least=0,
+        most=1,
+    )
+    gsd_distance: float | None = option(
+        "largest squared distance of their input embeddings from the draft's; released for Lumina-mGPT: 0.5 "
+        "(default: the median of the model's codes)",
+        unit="D",
+        least=0,
+        most=1e9,
+    )
+    sv_mass: float | None = option(
+        "alpha: share of a run's summed probability that the judged tail of a run of sjd-sv has (default: "
+        f"{Runs().sv_mass:g})",
+        unit="SHARE",
+        least=0,
+        most=1,
+    )
+    sv_run: int | None = option(
+        "most drafts that sjd-sv judges by one ratio; 1: sjd (default: no bound)", unit="DRAFTS", least=1
+    )
+    cool_delta: float | None = option(
+        "mean over the levels of the weights with which cool-sd and cool-sjd multiply the probability of a "
+        f"draft (default: {Annealing().cool_delta:g})",
+        unit="D",
+        least=0,
+        most=1e6,
+    )
+    cool_nu: float | None = option(
+        "those weights fall by the factor exp(-nu) from level to level; 0 with --cool_delta 1: the exact "
+        f"method (default: {Annealing().cool_nu:g})",
+        unit="NU",
         least=0,
         most=100,
     )

@@ -82,6 +82,11 @@ class Model:
         return self.latents
 
     @property
+    def embeddings(self) -> Tensor:
+        """Input embeddings of the codes [V, D]."""
+        return self.decoder.embed.weight[self.first_code : self.first_code + self.num_codes]
+
+    @property
     def num_codes(self) -> int:
         """Number of codes V."""
         return self.prompts.num_codes

@@ -1,5 +1,5 @@
-"""The methods that must make the AR baseline's images, one of every kind, with trees small enough for tiny
-models."""
+"""The methods that must make the AR baseline's images, one of every kind, and the relaxed rivals, with trees
+small enough for tiny models."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ TREES: dict[str, Tree] = {
     "adt-tree": AdaptiveTree(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14),
     "self-draft": TreeShape(9, 3, 20),
 }
+RELAXED: dict[str, Tree] = dict.fromkeys(("gsd", "sjd-sv", "cool-sjd"), TreeShape(5, 1, 5))
+RELAXED |= {"cool-sd": StaticTree("mc_sim_7b_63")}
 
 
 def check_exact(

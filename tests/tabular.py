@@ -108,6 +108,10 @@ class TabularModel:
     def codebook(self) -> Tensor:
         return CODEBOOK.to(self.logits.device)
 
+    @property
+    def embeddings(self) -> Tensor:
+        return self.codebook
+
     def target(self, slots: int, sampling: Sampling, nodes: int, prompt: int) -> TabularTarget:
         return TabularTarget(self.logits[: sampling.branches], self.grid, slots)
 

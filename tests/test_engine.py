@@ -29,6 +29,7 @@ from models.drafter import DrafterNet
 from models.model import Model
 from models.target import Prompt
 from tests.decoding import codes_of, commit_two_paths, model_of, path_to, random_tree
+from tests.methods import RELAXED
 from tests.tabular import TabularModel, requests, table
 
 SIZES = DecoderConfig(40, 32, 48, 1, 4, max_positions=120, qk_norm=True)
@@ -168,7 +169,7 @@ def drafted_methods(sampling: Sampling) -> list[Method]:
         Method("adt-tree", sampling, replace(ADAPT, init="random"), relaxed),
         Method("adt-tree", GREEDY, replace(ADAPT, init="vertical"), relaxed),
         Method("eagle-1", GREEDY, static, relaxed),
-        *(Method(name, sampling, tree) for name, tree in WINDOWS.items()),
+        *(Method(name, sampling, tree) for name, tree in (WINDOWS | RELAXED).items()),
     ]
 
 

@@ -30,6 +30,7 @@ from models.loading import pick_graphs
 from tests import test_row_ends as lined
 from tests.checkpoints import Checkpoints, load
 from tests.decoding import codes_of
+from tests.methods import RELAXED
 from tests.tape import Machine
 from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, new_engine, one_of_each
 
@@ -218,12 +219,12 @@ def updated_tensors(engine: Engine) -> list[Tensor]:
     return [x.clone() for x in tensors]
 
 
-@pytest.mark.parametrize("name", ["ar", "eagle-2", "adt-tree", "self-draft", "sjd-pac"])
+@pytest.mark.parametrize("name", ["ar", "eagle-2", "adt-tree", "self-draft", "sjd-pac", *RELAXED])
 @pytest.mark.parametrize("rows_end", [False, True])
 def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, machine: Machine) -> None:
     """This holds after every step, also after one in which a part was recorded."""
     adaptive = AdaptiveTree(depth_max=3, depth_start=2, width_max=3)
-    tree = adaptive if name == "adt-tree" else TREES.get(name, TREE)
+    tree = adaptive if name == "adt-tree" else (TREES | RELAXED).get(name, TREE)
     method, images = Method(name, Sampling(), tree), lined.IMAGES if rows_end else IMAGES
     make = lined.new_engine if rows_end else new_engine
     captured = make(method, 2, graphs=True)

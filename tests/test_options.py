@@ -125,6 +125,7 @@ def test_refused(words: str) -> None:
 VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
     "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.5",
+    "gsd_gap": "0.1", "sv_mass": "0.5",
 }  # fmt: skip
 # Further words by the beginning of an option's name. Without them the option would be refused for another
 # reason than its method.

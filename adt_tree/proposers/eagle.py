@@ -112,14 +112,19 @@ def pairs_on_path(features: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor, T
 
 def make(setup: MethodOnModel) -> tuple[EagleProposer, Rule]:
     """Returns the proposer of eagle-1 (a static tree), eagle-2 and adt-tree (dynamic trees), and its rule."""
-    method, target = setup.method, setup.target
-    drafter = setup.model.drafter(target, setup.shape.depth, setup.shape.width)
+    method = setup.method
     topology = Topology(method.tree.paths) if isinstance(method.tree, StaticTree) else None
-    growth: Growth = grow_dynamic
-    if topology is not None:
-        keep_q = method.verify == "rejection" and not method.greedy
-        growth = StaticGrowth(topology, keep_q, target.device)
-    return EagleProposer(drafter, growth, target.slots, target.run), setup.rule(topology)
+    keep_q = method.verify == "rejection" and not method.greedy
+    return proposer(setup, topology, keep_q), setup.rule(topology)
+
+
+def proposer(setup: MethodOnModel, topology: Topology | None, keep_q: bool) -> EagleProposer:
+    """Returns the proposer of static trees of this topology, or of dynamic trees (None). keep_q: see
+    StaticGrowth."""
+    target = setup.target
+    drafter = setup.model.drafter(target, setup.shape.depth, setup.shape.width)
+    growth: Growth = grow_dynamic if topology is None else StaticGrowth(topology, keep_q, target.device)
+    return EagleProposer(drafter, growth, target.slots, target.run)
 
 
 def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) -> DraftTree:

@@ -66,6 +66,12 @@ def window_and_rule(
     return window, window if method.control is None else setup.rule()
 
 
+def decided(judge: Judge, tree: DraftTree, p: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what an exact judge returns where another rule decides: the drafts accepted [B, N], and after
+    every other draft the residual of its rejection. A uniform of 0 accepts every draft, and infinity none."""
+    return judge(tree, p, torch.where(accepted, 0.0, float("inf")))
+
+
 def sample(p: Tensor, chances: Tensor) -> Tensor:
     """Returns codes [B, N] sampled from p [B, N, V], which need not sum to 1, by inversion of its cumulative
     sum. chances [B, N]: one uniform for each."""
