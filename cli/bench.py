@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models for --reference
 # Options on which no measurement depends.
-NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed", "trust_torchscript")
+NOT_MEASURED = ("output_dir", "config", "debug", "profile", "quality", "untimed", "trust_torchscript")
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.
@@ -137,6 +137,9 @@ class BenchOptions(ModelOptions):
     untimed: bool = option(
         "leave times out of the tables, because the machine does other work meanwhile", False
     )
+    quality: bool = option(
+        "also compute how likely the images are under the model: column NLL, mean of -log p per code", False
+    )
     profile: bool = option(
         f"then split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
         False,
@@ -169,6 +172,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import resolved_options, with_checkpoint_sampling
     from eval import columns, tables
     from eval.harness import measure
+    from eval.likelihood import add_nll
     from eval.profile import memory, profile
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
@@ -187,6 +191,9 @@ def run(options: Options) -> None:
     folder = Path(options.output_dir)
     store = Measurements(folder, fingerprint, stored_options)
     measured = measure(decoders, requests, store, options.warmup, model.device)
+    if options.quality:
+        guidance = next(iter(chosen.values())).sampling.guidance
+        add_nll(model, guidance, requests, measured)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,

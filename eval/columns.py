@@ -52,6 +52,14 @@ class Comparison:
         calls = self.mean("drafter_calls") / max(self.mean("target_calls"), 1)
         return tau(self.images) / (1 + calls * drafter_share())
 
+    def nll(self) -> float | None:
+        """Returns the mean over images of the mean -log p of their codes; None if it was not computed."""
+        return None if self.images[0].nll is None else self.mean("nll")
+
+    def nll_interval(self) -> Interval:
+        """Returns the 95 % interval of that mean over images."""
+        return interval((np.array([image.nll for image in self.images]),), np.mean)
+
     def tau_interval(self) -> Interval:
         """Returns the 95 % interval of tau over images."""
         codes = np.array([sum(step.accepted + 1 for step in image.steps) for image in self.images])
@@ -97,6 +105,7 @@ class Column:
     form: str = "{}"  # format of a value
     interval: Callable[[Comparison], Interval] | None = None  # 95 %, stored as KEY_95
     timed: bool = False  # means nothing if the machine did other work (bench --untimed)
+    optional: bool = False  # rows without a measurement leave it out
 
     def text(self, row: Row, intervals: bool = True) -> str:
         """Returns the cell of a row: the value, with its interval unless its width is 0; "-" for none."""
@@ -136,6 +145,7 @@ COLUMNS = {
         Column("half_s", "", Comparison.half_s, timed=True),
         Column("images", "", lambda c: len(c.images)),
         Column("same_image", "= AR", Comparison.same_image, "{:.0%}"),
+        Column("nll", "NLL", Comparison.nll, "{:.3f}", Comparison.nll_interval, optional=True),
     )
 }  # fmt: skip
 LEGEND = (
@@ -144,7 +154,9 @@ LEGEND = (
     "rows of a pass are free, tau / (1 + calls x c), with the drafter's passes per target pass and what one "
     "of them reads over what a target pass reads, at Anole's size; tau: codes per target call, with its "
     "interval over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per "
-    "image; = AR: share of images equal to the AR baseline's, code for code."
+    "image; = AR: share of images equal to the AR baseline's, code for code; NLL (--quality): mean of -log p "
+    "per code under the guided model at temperature 1, with its interval over images. Lossless methods reach "
+    "that of the AR baseline."
 )
 
 
@@ -153,6 +165,8 @@ def row(comparison: Comparison) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for column in COLUMNS.values():
         value = column.measure(comparison)
+        if value is None and column.optional:
+            continue
         values[column.key] = round(float(value), 4) if isinstance(value, float) else value
         if column.interval is not None:
             values[f"{column.key}_95"] = [round(bound, 4) for bound in column.interval(comparison)]
