@@ -42,8 +42,8 @@ class Options(Base):
         unit="FILE",
     )
     into: str | None = option(
-        "put the short table (tau and speed-up by temperature) into a document, between <!-- NAME:start --> "
-        "and <!-- NAME:end -->; NAME is the result's file name without suffix",
+        "put the short table (the rows of the highest temperature) into a document, between "
+        "<!-- NAME:start --> and <!-- NAME:end -->; NAME is the result's file name without suffix",
         unit="FILE",
     )
     figures: str | None = option(

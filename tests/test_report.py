@@ -59,7 +59,8 @@ def test_what_was_varied_has_columns() -> None:
     assert table[0].startswith("| method | T | nodes | adt_beta |")
     assert table[2].startswith("| ar | 1 | - | - |") and table[6].startswith("| eagle-2 | 1 | 16 | 0.3 |")
     assert short({**RESULT, "rows": rows}).splitlines()[2:] == [
-        f"| eagle-2 | {n} | 0.3 | 3.25 | 1.50 | 3.25 | 1.50 |" for n in (8, 16)
+        f"| eagle-2 | {n} | 0.3 | {ROW['same_image']:.0%} | {ROW['mean_nodes']:.1f} | 3.25 | 1.50 |"
+        for n in (8, 16)
     ]
     assert label(rows[0], rows) == "eagle-2 nodes 8 adt_beta 0.3"
 
@@ -88,7 +89,7 @@ def test_documents(tmp_path: Path, run: Run, refused: Refused) -> None:
         assert run("report", stored, "--into", page)[0] == 0
         text = page.read_text()
         assert text.startswith("top\n") and text.endswith("<!-- bench_cpu:end -->\nend\n")
-        assert "old" not in text and text.count("| eagle-2 | 3.25 | 1.50 |") == 1
+        assert "old" not in text and text.count("| eagle-2 | 100% | 16.0 | 3.25 | 1.50 |") == 1
     page.write_text("nothing here\n")
     assert "bench_cpu:start" in refused("report", stored, "--into", page)
     assert page.read_text() == "nothing here\n"
