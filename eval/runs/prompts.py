@@ -167,7 +167,7 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     object per line. captions: one of CAPTIONS, for COCO annotations alone; None: the first. Raises UserError
     if the file is damaged or has no prompt.
     """
-    with reading(path, f"give a file of prompts that ends in {', '.join(SUFFIXES)}"):
+    with reading(path, f"give a prompt file in UTF-8 ({', '.join(SUFFIXES)})"):
         rows = _rows(read_text(path), path.suffix.lower())
         coco = isinstance(rows, dict)
         prompts = _from_coco(rows, captions or CAPTIONS[0]) if isinstance(rows, dict) else _from_rows(rows)
@@ -223,8 +223,8 @@ def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, 
     except csv.Error as error:
         if delimiter == "\t" and quotes:
             return _table(content, delimiter, quotes=False)
-        remedy = f"quote a cell that holds {delimiter!r}, and double the quotation marks inside a cell"
-        raise ValueError(f"line {line}: {error}; {remedy}") from None
+        hint = f"are its quotation marks closed, and its cells with {delimiter!r} quoted?"
+        raise ValueError(f"line {line}: {error} ({hint})") from None
     if not set(TEXT_COLUMNS) & set(header):
         raise ValueError("its first line names no column Prompt, Caption or Text")
     return rows
