@@ -166,7 +166,7 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("simplear", "config.json", put(vocab_size=64_000), "vocab_size"),
     ("simplear", "config.json", put(vocab_size=64_200), "embed_tokens"),
     ("simplear", "weights", without("model.layers.1.self_attn.k_proj.bias"), "k_proj.bias"),
-    ("simplear", "tokenizer.json", None, "tokenizer.json"),
+    ("simplear", "tokenizer.json", None, "<|t2i|>"),
     ("liquid", "config.json", put(hidden_act="silu"), "hidden_activation"),
     ("liquid", "config.json", put(head_dim=5), "head size 5"),
     ("liquid", "config.json", put(use_bidirectional_attention=True), "use_bidirectional_attention"),

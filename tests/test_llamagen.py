@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from adt_tree.sampling import Sampling
 from models.codecs.vq import VQConfig
@@ -118,9 +119,8 @@ def test_the_size_in_a_published_name(run: Run, refused: Refused, result: Result
     pictures = [(tmp_path / method / "img" / "5.png").read_bytes() for method in ("ar", "self-draft")]
     assert pictures[0] == pictures[1]
     assert "--target_size 384" in refused(*images, tmp_path / "o", "--method", "ar", "--target_size", 384)
-    path = path.rename(path.with_name("mine.pt"))
-    words[-1] = path
-    assert "--target_size" in refused("check_ckpts", "llamagen", "--model_path", path)
+    with pytest.raises(CheckpointError, match="--target_size 256 or 384"):
+        load("llamagen", path.rename(path.with_name("mine.pt")), need_drafter=False)
 
 
 def test_texts_and_classes_on_the_command_line(run: Run, checkpoints: Checkpoints, tmp_path: Path) -> None:

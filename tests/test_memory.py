@@ -62,7 +62,7 @@ def test_weights_to_the_byte(tiny_checkpoint: Path) -> None:
     assert computed["drafter"] == held([model.drafter_net]) and computed["codec"] == held([model.codec])
 
 
-@pytest.mark.parametrize("family", ["anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3", "liquid"])
+@pytest.mark.parametrize("family", ["anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3"])
 def test_what_decoding_allocates_is_known_before(checkpoints: Checkpoints, family: str) -> None:
     model = checkpoints[family].load()
     target = model.target(2, SAMPLING, NODES, 20)
