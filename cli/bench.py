@@ -319,7 +319,9 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     many tokens of it.
     """
     from cli import model_from_options
+    from eval.runs.process import refuse_several
 
+    refuse_several()
     if not options.random_weights:
         prompts = load_prompts(options, BENCH_FILE)
         return model_from_options.load(options, need_drafter), prompts

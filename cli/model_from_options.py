@@ -23,6 +23,7 @@ from cli.options import (
     sampling_of,
 )
 from cli.parser import Options
+from eval.runs.process import refuse_several
 from models.family import LoadOptions
 from models.loading import load as load_model
 from models.loading import pick_device, pick_graphs
@@ -86,6 +87,7 @@ def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) 
 
 def load_without_drafter(options: ModelOptions, *unread: str) -> Pipeline:
     """Returns the model for a command that uses no drafter. unread: further options that it does not read."""
+    refuse_several()
     check_model(options)
     refuse_unread(options, ("drafter_path", "drafter_alignment", *unread), "this command does not read it")
     return load(options, need_drafter=False)

@@ -267,3 +267,12 @@ def test_damaged_variables_of_a_launcher(
     monkeypatch.setenv("WORLD_SIZE", count)
     with pytest.raises(UserError, match=f"{name}="):
         worker()
+
+
+@pytest.mark.parametrize("command", ["bench", "generate_codebook", "generate_train_data"])
+def test_a_command_for_one_process_refuses_a_launcher(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE=2" in refused(command)

@@ -36,6 +36,13 @@ def worker() -> tuple[int, int]:
     return rank, count
 
 
+def refuse_several() -> None:
+    """Raises UserError under a launcher of several processes, for a command that does not divide its work."""
+    count = worker()[1]
+    if count > 1:
+        raise UserError(f"WORLD_SIZE={count}: this command runs in one process; start it without a launcher")
+
+
 def synchronise(device: torch.device) -> None:
     """Waits until the accelerator has finished, so that a clock read next is right."""
     if device.type == "cuda":
