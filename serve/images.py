@@ -156,6 +156,7 @@ async def answer(order: Order, image_request: ImageRequest, service: Service) ->
         "output_format": image_request.output_format,
         "size": size_of(service.pipe),
         "usage": usage(order, service, len(data)),
+        **warnings_of(order),
     }
     return json_response(content)
 
@@ -169,6 +170,13 @@ def usage(order: Order, service: Service, images: int) -> dict[str, Any]:
         "output_tokens": codes,
         "total_tokens": text + codes,
     }
+
+
+def warnings_of(order: Order) -> dict[str, list[str]]:
+    """Returns what the client must know about the prompt, such as that it was cut, as a field of the answer;
+    no field if there is nothing."""
+    texts = [f"prompt: {text}" for text in order.jobs[0].prompt.warnings]
+    return {"warnings": texts} if texts else {}
 
 
 async def events(order: Order, image_request: ImageRequest, service: Service) -> AsyncGenerator[bytes, None]:
@@ -194,6 +202,7 @@ async def events(order: Order, image_request: ImageRequest, service: Service) ->
         if job.finished:
             finished += 1
             event |= {"type": "image_generation.completed", "usage": usage(order, service, 1)}
+            event |= warnings_of(order)
         else:
             event |= {"type": "image_generation.partial_image", "partial_image_index": partials[job]}
             partials[job] += 1

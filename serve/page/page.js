@@ -76,7 +76,8 @@ async function generate(mine) {
     const whole = event.type === "image_generation.completed";
     const row = whole ? rows : event.partial_image_index + 1;
     at("progress").value = row / rows;
-    say(`Seed ${event.seed}: ${seconds()}${whole ? "" : `, row ${row} of ${rows}`}`);
+    const progress = [seconds(), ...(whole ? [] : [`row ${row} of ${rows}`]), ...(event.warnings ?? [])];
+    say(`Seed ${event.seed}: ${progress.join(", ")}`);
   }
 }
 
