@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -81,7 +81,7 @@ def parse(body: bytes) -> ImageRequest:
 def fields_of(body: bytes) -> dict[str, Any]:
     """Returns the fields of a JSON object. Raises ApiError 400 for any other body."""
     try:
-        fields = json.loads(body, parse_constant=_refuse_constant)
+        fields = json.loads(body)  # NaN and infinities are refused with the name of their field
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
@@ -97,14 +97,11 @@ def validated(cls: type[Body], fields: Mapping[str, Any]) -> Body:
     try:
         return cls(**fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-        raise ApiError(400, f"{place}: {first['msg']}", str(first["loc"][0]), code) from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        worst = max(errors, key=lambda part: len(part["loc"]))  # of a value of several types, the nearest one
+        place = ".".join(map(str, worst["loc"]))
+        code = "missing_required_parameter" if worst["type"] == "missing" else "invalid_value"
+        raise ApiError(400, f"{place}: {worst['msg']}", str(worst["loc"][0]), code) from None
 
 
 def _check_together(request: ImageRequest) -> None:

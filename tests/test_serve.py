@@ -17,6 +17,7 @@ import torch
 from adt_tree import Lantern, Pipeline, Sampling
 from serve.pixels import Painter
 from serve.settings import Settings
+from tests.checkpoints import Checkpoints
 from tests.service import PROMPT, Running, offline, opened, running
 
 SETTINGS = Settings(slots=3, queue=40, max_prompt_tokens=32, timeout_s=2.0, replica="one")
@@ -162,6 +163,19 @@ def test_head_is_get_without_a_body(live: Running, path: str) -> None:
     for head in heads:
         assert head.status_code == whole.status_code == 200 and not head.content
         assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+@pytest.mark.parametrize(("prompt", "says"), [("@someone", "nothing"), ("the sea " * 20, "first 12")])
+def test_a_prompt_that_is_emptied_or_cut_is_said(checkpoints: Checkpoints, prompt: str, says: str) -> None:
+    """So it is in an answer and in the last event of a stream, and there is no such field for other
+    prompts."""
+    with running(Pipeline(checkpoints["llamagen"].load()), SETTINGS) as service:
+        content = service.post({"prompt": prompt}).json()
+        assert says in content["warnings"][0] and content["warnings"][0].startswith("prompt: ")
+        stream = service.post({"prompt": prompt, "stream": True, "partial_images": 1}).text
+        *partial, last = [block.partition("data: ")[2] for block in stream.strip().split("\n\n")]
+        assert json.loads(last)["warnings"] == content["warnings"] and "warnings" not in partial[0]
+        assert "warnings" not in service.post({"prompt": "a red heart"}).json()
 
 
 def test_no_proxy_holds_a_stream_back(live: Running) -> None:

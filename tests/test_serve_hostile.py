@@ -61,7 +61,7 @@ def test_wrong_fields(live: Running, field: str, value: Any) -> None:
 @pytest.mark.parametrize("field", ["temperature", "guidance", "top_p", "n"])
 def test_numbers_that_are_none(live: Running, field: str, number: str) -> None:
     body = f'{{"prompt": "sun", "{field}": {number}}}'.encode()
-    check_form(live.post(body), 400, field if number == "1e999" else None)
+    check_form(live.post(body), 400, None if number.startswith("10") else field)
 
 
 @pytest.mark.parametrize(
