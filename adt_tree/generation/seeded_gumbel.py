@@ -26,8 +26,9 @@ class SeededGumbel:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Returns log p + noise in fp32, [B, V], of logits [B, V] behind input_ids [B, T]. T is the position;
         rows of a batch have different noise."""
-        generator = torch.Generator().manual_seed(hash((self.seed, input_ids.shape[1])))
-        # Drawn on the CPU, so that it is the same on every device, and in fp64: rare tokens need large noise.
-        uniform = torch.rand(scores.shape, dtype=torch.float64, generator=generator)
-        gumbel = -torch.log(-torch.log(uniform))
-        return scores.float().log_softmax(dim=-1) + gumbel.float().to(scores.device)
+        device = torch.device("cpu") if scores.device.type == "mps" else scores.device  # which lacks fp64
+        generator = torch.Generator(device).manual_seed(hash((self.seed, input_ids.shape[1])))
+        # In fp64, because rare tokens need noise larger than any that the 24 bits of fp32 can give.
+        uniform = torch.rand(scores.shape, dtype=torch.float64, device=device, generator=generator)
+        gumbel = -torch.log((-torch.log(uniform)).float())
+        return scores.float().log_softmax(dim=-1) + gumbel.to(scores.device)
