@@ -194,30 +194,43 @@ class BatchSlots:
         for slot, image in self.active():
             count, drafted = map(int, table[slot][:2])
             codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
-            position, shape = self._cells[slot], shapes[slot]
-            if any(map(math.isnan, best)):
-                self._fail(slot, self._requests[slot], nan_error(image.name, position))
-                continue
-            image.codes += [int(c) for n, c in enumerate(codes, position) if n not in self._row_ends]
-            self._cells[slot] += count
-            cell = self.grid.cell(position)
-            step = Step(
-                position=position,
-                row=cell.row,
-                column=cell.column,
-                depth=shape.depth,
-                width=shape.width,
-                nodes=drafted,
-                accepted=count - 1,
-                ms=ms,
-                top1=[round(p, 4) for p in best],
-                budget=shape.budget,
-                raster=cell.raster if self.grid.before else None,
-            )
-            image.steps.append(step)
-            image.target_calls += 1
+            position = self._cells[slot]
+            if self.record(slot, position, best, drafted, shapes[slot], ms):
+                image.codes += [int(c) for n, c in enumerate(codes, position) if n not in self._row_ends]
         moved = self.active()  # before finished images leave their slots
         return StepOutput(moved, self.pop_finished(), tree, verdict)
+
+    def record(
+        self, slot: int, position: int, best: Sequence[float], drafted: int, shape: TreeShape, ms: float
+    ) -> bool:
+        """Adds a step to the image of a slot. Returns false if the image left the slot instead.
+
+        position: of the first cell that the step committed. best: the largest probability at each committed
+        cell. drafted: number of drafted nodes.
+        """
+        image = self._slots[slot]
+        assert image is not None, "an idle slot has no steps"
+        if any(map(math.isnan, best)):
+            self._fail(slot, self._requests[slot], nan_error(image.name, position))
+            return False
+        cell = self.grid.cell(position)
+        step = Step(
+            position=position,
+            row=cell.row,
+            column=cell.column,
+            depth=shape.depth,
+            width=shape.width,
+            nodes=drafted,
+            accepted=len(best) - 1,
+            ms=ms,
+            top1=[round(p, 4) for p in best],
+            budget=shape.budget,
+            raster=cell.raster if self.grid.before else None,
+        )
+        image.steps.append(step)
+        image.target_calls += 1
+        self._cells[slot] += len(best)
+        return True
 
     def pop_finished(self) -> list[Decoded]:
         """Takes the finished images out of their slots and returns them. The slots are idle afterwards."""

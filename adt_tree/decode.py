@@ -45,7 +45,7 @@ def autoregressive(
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise_table.begin(slot, request.seed, sampling.greedy)
-        return _first_code(target, rule, sampling, slot, request)[0]
+        return first_code(target, rule, sampling, slot, request)[0]
 
     while slots.refill(begin):
         clock = time.perf_counter()
@@ -83,7 +83,7 @@ def speculative(
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise.begin(slot, request.seed, sampling.greedy)
-        code, prefix = _first_code(target, rule, sampling, slot, request)
+        code, prefix = first_code(target, rule, sampling, slot, request)
         proposer.prefill(slot, request.prompt, prefix, code)
         policy.reset(slot, request.seed)
         return code
@@ -139,7 +139,7 @@ def judge(
     return log_p.amax(dim=-1), perturbed, rule(tree, log_p, perturbed, seeds, positions)
 
 
-def _first_code(
+def first_code(
     target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
 ) -> tuple[Tensor, Prefix]:
     """Prefills a slot. Returns the first code of the image, a scalar sampled by the rule, and the prefix."""

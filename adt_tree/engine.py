@@ -6,15 +6,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import cast
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import NoRoom, UserError
 from adt_tree.method import Method
 from adt_tree.noise import Noise
-from adt_tree.policy import Policy, TreeShape
+from adt_tree.policy import ROOT_ONLY, Policy, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import MethodOnModel, Model, Proposer, Request, Target
+from adt_tree.rows.decode import several_rows
+from adt_tree.rows.heads import Heads, RowTarget, make_heads
+from adt_tree.rows.schedule import Schedule
 from adt_tree.sampling import Sampling
 from adt_tree.verify import Rule
 
@@ -26,10 +30,19 @@ class Engine:
     method: Method
     sampling: Sampling
     target: Target
-    drafting: tuple[Proposer, Policy, Rule] | None = None  # None: the AR baseline
+    drafting: tuple[Proposer, Policy, Rule] | None = None  # None: the AR baseline, or several rows at once
+    heads: Heads | None = None  # None: one row after the other
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes of a pass over one image."""
+        nodes = self.method.tree.largest.num_nodes if self.method.tree else 1
+        return nodes * self.heads.schedule.heads if self.heads else nodes
 
     def steps(self, requests: Iterable[Request | None]) -> Iterator[StepOutput]:
         """Yields the outcome of every target call as it happens."""
+        if self.heads is not None:
+            return several_rows(cast(RowTarget, self.target), self.heads, requests, self.sampling)
         if self.drafting is None:
             noise = Noise(self.target.num_codes, silent=self.sampling.greedy)
             return autoregressive(self.target, requests, self.sampling, noise)
@@ -55,6 +68,13 @@ def build(
     neighbours.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
+    schedule = Schedule.of(method.several_rows, model.grid) if method.several_rows else None
+    if schedule is not None and not schedule.raster_order:
+        shape = method.tree.largest if method.tree is not None and method.drafting else ROOT_ONLY
+        target = model.target(slots, sampling, schedule.heads * shape.num_nodes, max_prompt)
+        return Engine(
+            method, sampling, target, heads=make_heads(model, method, sampling, target, shape, schedule)
+        )
     if method.tree is None or not method.drafting:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
     on_gpu = model.codebook.device.type != "cpu"

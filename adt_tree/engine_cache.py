@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from adt_tree.engine import Engine, build
-from adt_tree.errors import NoRoom, integer
+from adt_tree.errors import NoRoom, UserError, integer
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.roles import Model, Request
@@ -47,7 +47,13 @@ class EngineCache:
     @contextmanager
     def lease(self, method: Method, slots: int, prompt: int, grid: Grid | None = None) -> Iterator[Engine]:
         """Gives the caller an engine for its use alone until the block ends. The arguments are those of
-        take(). After an exception the engine is dropped, except when a generator is closed."""
+        take(). After an exception the engine is dropped, except when a generator is closed. UserError for a
+        method that decodes several rows at once, because callers show images as they grow in raster order."""
+        if method.several_rows:
+            raise UserError(
+                f"method {method.label}: it decodes several rows at once, which only the commands bench and "
+                "generate_images do; choose another method"
+            )
         key, engine = self._take(method, slots, prompt, grid)
         try:
             yield engine

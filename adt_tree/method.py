@@ -7,13 +7,14 @@ else follows from the rows: the checks below, the engine's choice of proposer an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from adt_tree.errors import UserError, integer, real, store
+from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, Tree, TreeShape, self_drafted, windowed
+from adt_tree.relaxed.settings import RELAXED as RELAXED
+from adt_tree.relaxed.settings import Annealing, Groups, Lantern, RelaxedRule, Rows, Runs
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
 
@@ -23,50 +24,7 @@ CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
 SHAPE_OPTIONS = ("total_token", "depth", "draft_top_k")
 ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if item.name != "budget")
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The rule of gsd (GSD, 2508.07747): a draft counts the probability of a group of codes."""
-
-    gsd_group: int = 14  # G, codes of neighbouring rank, as released; the paper has 10 to 50; 1: exact
-    gsd_gap: float = 0.15  # a member's probability differs from the draft's by less than this
-    gsd_distance: float | None = None  # of input embeddings, squared; None: the median of the model's codes
-
-    def __post_init__(self) -> None:
-        integer("gsd_group", self.gsd_group, 1)
-        real("gsd_gap", self.gsd_gap, most=1)
-        if self.gsd_distance is not None:
-            real("gsd_distance", self.gsd_distance, most=1e9)
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The rule of sjd-sv (SJD-SV, 2609.13245): a run of drafts is judged by one ratio."""
-
-    sv_mass: float = 0.8  # alpha, share of a run's summed probability that its judged tail has at least
-    sv_run: int | None = None  # most drafts of a run; 1: the exact rule; None: no bound
-
-    def __post_init__(self) -> None:
-        real("sv_mass", self.sv_mass, most=1)
-        if self.sv_run is not None:
-            integer("sv_run", self.sv_run, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Annealing:
-    """The rule of cool-sd and cool-sjd (Cool-SD, 2601.09212): p / q is weighted, the more the earlier a draft
-    stands. delta 1 with nu 0: the exact rule."""
-
-    cool_delta: float = 1.1  # mean of the weights; the paper has 1.1 and 2
-    cool_nu: float = 0.7  # weights fall by exp(-nu) from one level to the next
-
-    def __post_init__(self) -> None:
-        real("cool_delta", self.cool_delta, most=1e6)
-        real("cool_nu", self.cool_nu, most=100)
-
-
-RelaxedRule = Groups | Runs | Annealing
+ROWS_SUFFIX = "-rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +43,9 @@ class MethodSpec:
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # true if a seed gives the AR baseline's image under the coupled rule
-    relaxed: RelaxedRule | None = None  # the settings of a rule that does not keep the distribution
+    # The settings of a rule that does not keep the distribution, or only their type if the method keeps it
+    # unless it is given such settings.
+    relaxed: RelaxedRule | type | None = None
     rival: bool = False  # true for a published method with which bench compares self-draft
 
     @property
@@ -94,9 +54,14 @@ class MethodSpec:
         return self.tree if isinstance(self.tree, type) else type(self.tree)
 
     @property
+    def relaxed_type(self) -> type:
+        """The type of the settings of its relaxed rule; NoneType if it takes none."""
+        return self.relaxed if isinstance(self.relaxed, type) else type(self.relaxed)
+
+    @property
     def drafter(self) -> str:
         """The value of the published flag --drafter_type for this method."""
-        if self.module is None:
+        if self.module is None and self.relaxed is None:
             return "none"
         return "eagle" if self.network and not self.rival else self.name.removeprefix("adt-")
 
@@ -112,6 +77,8 @@ class MethodSpec:
             "seed_cells": bool(self.seed_cells),
         }
         rule = {item.name for item in fields(self.relaxed)} if self.relaxed else set()
+        if self.module is None:
+            rule -= {"row_lag"}  # without drafts a row always keeps its lag
         return frozenset(self.tree_options) | rule | {name for name, reads in read.items() if reads}
 
 
@@ -136,6 +103,7 @@ SELF_DRAFT = MethodSpec(
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
     lantern=True,
     seed_cells=("above", "left", "both"),
+    relaxed=Rows,
 )
 SJD = MethodSpec(
     "sjd",
@@ -176,6 +144,7 @@ METHODS: dict[str, MethodSpec] = {
             tree_options=("total_token", *ADAPTIVE_OPTIONS),
             resize=None,
             auto=False,
+            relaxed=None,
         ),
         SJD,
         replace(
@@ -234,6 +203,21 @@ METHODS: dict[str, MethodSpec] = {
             rival=True,
             relaxed=Annealing(),
         ),
+        MethodSpec(
+            "zipar",
+            "ar in several rows at once (ZipAR, 2412.04062), which changes the distribution",
+            exact=False,
+            rival=True,
+            relaxed=Rows(),
+        ),
+        replace(
+            SJD,
+            name="pjd",
+            about="sjd in several rows at once (PJD, 2606.05703), which changes the distribution",
+            tree=windowed(7, 1),
+            seed_cells=("random", "left"),
+            relaxed=Rows(),
+        ),
     )
 }
 
@@ -257,39 +241,6 @@ def method_spec(name: str) -> MethodSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Lantern:
-    """Relaxed acceptance (LANTERN, 2410.03355): a code borrows the probability of its neighbours."""
-
-    delta: float = 0.1  # up to 1: bound on the borrowed mass; above 1: LANTERN++'s factor (2502.06352)
-    k: int | None = None  # number of neighbours; None: max_k, or an eighth of the codebook if that is less
-    max_k: int = 1000
-    table: str | None = None  # file or folder of the nearest codes; None: beside the model, or computed
-
-    def __post_init__(self) -> None:
-        values = {
-            "delta": real("lantern_delta", self.delta, most=1e6),
-            "k": None if self.k is None else integer("lantern_k", self.k),
-            "max_k": integer("max_k of lantern", self.max_k),
-            "table": None if self.table is None else os.fspath(self.table),
-        }
-        store(self, values)
-
-    def neighbours(self, num_codes: int) -> int:
-        """Returns k for a codebook of that size. UserError if the codebook has too few codes for k."""
-        if self.k is None:
-            return min(self.max_k, num_codes // 8)
-        if self.k > num_codes - 2:
-            raise UserError(
-                f"lantern_k {self.k}: the codebook has {num_codes} codes; give at most {num_codes - 2}"
-            )
-        return self.k
-
-
-# LANTERN's settings in bench and on the demo page: under the published ones images often stay the same.
-RELAXED = Lantern(delta=0.5, max_k=100)
-
-
-@dataclass(frozen=True, slots=True)
 class Method:
     """A row of METHODS with everything that decides an image, except its prompt and seed.
 
@@ -305,7 +256,7 @@ class Method:
     rules: str = "fixed"  # one of RULES
     seed_cells: str | None = None  # one of the row's seed_cells; None: the first of them
     control: str | None = None  # one of CONTROLS: a bound that bench measures, not an image
-    relaxed: RelaxedRule | None = None  # settings of a relaxed rival's rule; None: those of the row
+    relaxed: RelaxedRule | None = None  # settings of a relaxed rule; None: those of the row, if it has any
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -324,8 +275,12 @@ class Method:
                 raise UserError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
         if self.lantern is not None and not spec.lantern:
             raise UserError(f"lantern: method {self.name} does not take it; leave it out")
-        if self.relaxed is not None and type(self.relaxed) is not type(spec.relaxed):
+        if self.relaxed is not None and type(self.relaxed) is not spec.relaxed_type:
             raise UserError(f"{self.relaxed}: method {self.name} does not take it; leave it out")
+        if self.several_rows and self.control:
+            raise UserError(
+                f"control {self.control}: method {self.name} takes none with several rows at once"
+            )
         if isinstance(self.tree, AutoTree):
             self._check_auto()
 
@@ -346,8 +301,15 @@ class Method:
 
     @property
     def relaxed_rule(self) -> RelaxedRule | None:
-        """The settings of a relaxed rival's rule; None if the row keeps the distribution."""
-        return self.relaxed or self.spec.relaxed
+        """The settings of its relaxed rule; None if it keeps the distribution."""
+        usual = self.spec.relaxed
+        return self.relaxed or (None if isinstance(usual, type) else usual)
+
+    @property
+    def several_rows(self) -> Rows | None:
+        """The settings of several rows at once; None: one row after the other."""
+        rule = self.relaxed_rule
+        return rule if isinstance(rule, Rows) else None
 
     @property
     def drafting(self) -> bool:
@@ -378,15 +340,16 @@ class Method:
         """True if a seed gives the AR baseline's image, code for code.
 
         Under the coupled rule it does, and under every rule at temperature 0. Rejection keeps only the
-        distribution, as do rivals with a rule of their own; LANTERN, relaxed rivals and controls keep
+        distribution, as do rivals with a rule of their own; LANTERN, other relaxed rules and controls keep
         neither.
         """
         coupled = self.verify == "coupled" and self.spec.exact
-        changed = self.lantern or self.spec.relaxed or self.control
+        changed = self.lantern or self.relaxed_rule or self.control
         return not changed and (coupled or self.greedy)
 
     @property
     def label(self) -> str:
-        """The name, with LANTERN's suffix or the control."""
+        """The name, with the suffixes of LANTERN and of several rows, or with the control."""
         suffix, control = LANTERN_SUFFIX if self.lantern else "", f":{self.control}" if self.control else ""
-        return f"{self.name}{suffix}{control}"
+        rows = ROWS_SUFFIX if self.several_rows and not isinstance(self.spec.relaxed, Rows) else ""
+        return f"{self.name}{suffix}{rows}{control}"

@@ -22,6 +22,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import METHODS, Lantern, Method, RelaxedRule
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
+from adt_tree.relaxed.settings import Rows
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.family import LoadOptions
@@ -159,14 +160,17 @@ class Pipeline:
             return name
         name = name or self.default_method
         # AutoTree only for exact methods: the image of another one would depend on the sizes that it chooses.
-        default_tree = self.model.spec.default_tree(name, auto=lantern is None and control is None)
+        auto = lantern is None and control is None and relaxed is None
+        default_tree = self.model.spec.default_tree(name, auto=auto)
         return Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods that this model can decode with: all, or all that need no drafter network."""
+        """Names of the methods that decode this model in raster order: without a drafter network, those that
+        need none."""
         network = self.model.drafter_net is not None
-        return [name for name, spec in METHODS.items() if network or not spec.network]
+        in_order = (spec for spec in METHODS.values() if not isinstance(spec.relaxed, Rows))
+        return [spec.name for spec in in_order if network or not spec.network]
 
     @property
     def sampling(self) -> Sampling:

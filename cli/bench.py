@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method, all_names, split_name
+from cli.groups.relaxed import LanternOptions, RowOptions
 from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
     DecodingOptions,
-    LanternOptions,
     TreeOptions,
     method_from,
     takes,
@@ -97,7 +97,7 @@ class BenchOptions(ModelOptions):
         "temperatures at which every method is measured", (0.0, 1.0), unit="T", least=0, most=100
     )
     vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
-        "an option of LANTERN, draft trees, adaptive trees or relaxed rivals, and the values to measure it "
+        "an option of LANTERN, trees, relaxed rivals or several rows at once, and the values to measure it "
         "at, such as adt_beta=0.3,0.5; every method that reads the option takes them in turn; may be given "
         "several times",
         unit="KEY=A,B",
@@ -155,6 +155,7 @@ class Options(
     TreeOptions,
     AdaptOptions,
     RivalOptions,
+    RowOptions,
     RunOptions,
 ):
     """bench"""

@@ -48,8 +48,12 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(options)
-    if options.heatmaps and not method.drafting:
-        refuse_unread(options, ("heatmaps",), f"method {method.name} drafts no trees")
+    maps = method.drafting and not method.several_rows
+    if options.heatmaps and not maps:
+        reason = "decodes several rows at once" if method.several_rows else "drafts no trees"
+        refuse_unread(options, ("heatmaps",), f"method {method.name} {reason}")
+    if options.record and method.several_rows:
+        refuse_unread(options, ("record",), "a race shows images that grow in raster order")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from eval.runs.process import worker
     from eval.runs.run_folder import CODES, RASTERS, RunFolder, raster_rows
@@ -195,7 +199,7 @@ def plot(
 
     images = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
     figures.contact_sheet(images, held_out_texts(), folder.root / "contact_sheet.png")
-    for prompt in prompts[: options.heatmaps] if method.drafting else ():
+    for prompt in prompts[: options.heatmaps] if method.drafting and not method.several_rows else ():
         path = folder.root / f"heatmap_{file_name(prompt.name)}.png"
         steps = folder.read(prompt.name).steps
         figures.heatmap(folder.png(prompt.name), prompt.text, steps, pipe.model.grid, path)

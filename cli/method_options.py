@@ -16,7 +16,6 @@ from adt_tree.fastest_size import AutoTree
 from adt_tree.method import (
     ADAPTIVE_OPTIONS,
     METHODS,
-    RELAXED,
     RULES,
     VERIFY,
     Lantern,
@@ -26,11 +25,11 @@ from adt_tree.method import (
 )
 from adt_tree.policy import INITS, AdaptiveTree, Tree, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
+from cli.groups.relaxed import PUBLISHED_LANTERN, LanternOptions, RowOptions, readers
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
 from models.registry import SPECS
 
-PUBLISHED_LANTERN = Lantern()
 AUTO = "auto"  # value of --total_token: the size of trees is chosen while decoding
 
 
@@ -65,11 +64,6 @@ def _grouped(values: Mapping[str, object], word: str = "in") -> str:
     for name, value in values.items():
         names.setdefault(value, []).append(name)
     return "; ".join(f"{value} {word} {', '.join(group)}" for value, group in names.items())
-
-
-def _readers(name: str) -> str:
-    """Returns the names of the methods that read an option."""
-    return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
 
 
 def _with_trees(kind: type) -> str:
@@ -127,36 +121,6 @@ class PublishedOptions(Options):
 
 
 @declare
-class LanternOptions(Options):
-    """relaxed acceptance (LANTERN)"""
-
-    lantern: bool = option(
-        "count the probability of a code's nearest neighbours when it is verified, so that more codes are "
-        f"accepted: faster, but not the model's distribution; read by {_readers('lantern')}",
-        False,
-    )
-    lantern_k: int | None = option(
-        f"number of neighbours whose probability counts, at most an eighth of the codebook (default: "
-        f"{PUBLISHED_LANTERN.max_k}, in bench {RELAXED.max_k})",
-        unit="CODES",
-        least=0,
-    )
-    lantern_delta: float | None = option(
-        "up to 1: bound on the probability that a code gains from its neighbours; above 1: LANTERN++'s "
-        f"factor on the probability of the code itself (default: the published {PUBLISHED_LANTERN.delta:g}, "
-        f"in bench {RELAXED.delta:g})",
-        unit="D",
-        least=0,
-        most=1e6,
-    )
-    lantern_table: str | None = option(
-        "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's "
-        "or drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
-        unit="PATH",
-    )
-
-
-@declare
 class TreeOptions(Options):
     """draft trees"""
 
@@ -196,7 +160,7 @@ class TreeOptions(Options):
     )
     verify: str | None = option(
         "coupled: the AR baseline's image; rejection: the published rules, read by "
-        f"{_readers('rules')} (default: coupled)",
+        f"{readers('rules')} (default: coupled)",
         choices=VERIFY,
     )
     rules: str | None = option(
@@ -242,6 +206,7 @@ class DecodingOptions(
     TreeOptions,
     AdaptOptions,
     RivalOptions,
+    RowOptions,
 ):
     """decoding"""
 
@@ -275,16 +240,20 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
         options.verify or "coupled",
         options.rules or "fixed",
         options.seed_cells,
-        relaxed=relaxed_rule(options, spec.relaxed),
+        relaxed=relaxed_rule(options, spec),
     )
 
 
-def relaxed_rule(options: RivalOptions, default: RelaxedRule | None) -> RelaxedRule | None:
-    """Returns the settings of a rival's rule, changed by the options; None for a method without any."""
-    if default is None:
+def relaxed_rule(options: DecodingOptions, spec: MethodSpec) -> RelaxedRule | None:
+    """Returns the settings of a relaxed rule, changed by the options; None if the method keeps the
+    distribution, or does so without these options."""
+    if spec.relaxed is None:
         return None
-    given = {item.name: getattr(options, item.name) for item in fields(default)}
-    return replace(default, **{name: value for name, value in given.items() if value is not None})
+    given = {item.name: getattr(options, item.name) for item in fields(spec.relaxed)}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if isinstance(spec.relaxed, type):
+        return spec.relaxed(**changes) if changes else None
+    return replace(spec.relaxed, **changes)
 
 
 def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
@@ -339,7 +308,9 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
             if not options.lantern:
                 reasons[name] = "it needs --lantern"
         elif name not in spec.options:
-            reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {_readers(name)}"
+            reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {readers(name)}"
+        elif name.startswith("row_") and isinstance(spec.relaxed, type) and options.row_start is None:
+            reasons[name] = "it needs --row_start"
         elif name in ("depth", "draft_top_k") and options.total_token in (AUTO, 1):
             reasons[name] = (
                 f"--total_token {options.total_token} sets the whole shape; give another number of nodes"
@@ -362,7 +333,8 @@ def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
     if options.total_token == AUTO:
         return AutoTree()
     shaped = options.total_token or options.depth or options.draft_top_k
-    base = SPECS[options.model].default_tree(spec.name, auto=not (options.lantern or shaped))
+    auto = not (options.lantern or shaped or options.row_start)
+    base = SPECS[options.model].default_tree(spec.name, auto)
     if isinstance(base, AutoTree):
         return base
     budget = None if options.total_token is None else int(options.total_token) - 1  # the root is not drafted

@@ -52,9 +52,8 @@ def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
     tensors = [x for network in networks if network is not None for x in network.parameters()]
     estimate = sum(x.nbytes for x in tensors if x.is_cuda)
     for engine in engines:
-        nodes = engine.method.tree.largest.num_nodes if engine.method.tree else 1
         target = engine.target
-        dims = model.dimensions(target.slots, engine.sampling, nodes, target.max_prompt)
+        dims = model.dimensions(target.slots, engine.sampling, engine.max_nodes, target.max_prompt)
         estimate += footprint.decoding_peak(replace(dims, side=0))
     return {"peak_bytes": torch.cuda.max_memory_allocated(model.device), "estimate_bytes": estimate}
 

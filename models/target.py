@@ -288,6 +288,11 @@ class ARTarget:
         path, count = (by_branch(x, self.branches) for x in (path, count))
         self.cache.commit(path, count, leafy_chain)
 
+    def move(self, source: Tensor, place: Tensor) -> None:
+        """Copies entries of the cache in all branches, for passes whose cells are not committed in raster
+        order: entry source [B, E] after the prefix to entry place [B, E] after it."""
+        self.cache.move(*(by_branch(x, self.branches) for x in (source, place)))
+
     def release(self, slot: int) -> None:
         self._prompts[slot] = 0
         self.cache.erase(slice(slot, None, self.slots))

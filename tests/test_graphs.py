@@ -210,7 +210,7 @@ def updated_tensors(engine: Engine) -> list[Tensor]:
         tensors += [cache.store[:, row, :, :, :length] for row, length in enumerate(cache.length.tolist())]
     if isinstance(proposer, SelfDraftProposer):
         history, slots = proposer.history, engine.target.slots
-        tensors += [proposer._neighbours._codes[:, :-1], proposer._position, history._passes]
+        tensors += [proposer._neighbours.codes[:, :-1], proposer._position, history._passes]
         # The last row of each image receives the entries that are dropped.
         for rows in (history._before, history._stamp, history._codes, history._confidence, history._next):
             tensors.append(rows.unflatten(0, (slots, -1))[:, :-1])

@@ -126,10 +126,11 @@ VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
     "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.5",
     "gsd_gap": "0.1", "sv_mass": "0.5",
+    "row_lag": "start", "row_input": "newest", "row_first": "plain",
 }  # fmt: skip
 # Further words by the beginning of an option's name. Without them the option would be refused for another
 # reason than its method.
-NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection"} | {
+NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection", "row_": "--row_start 2"} | {
     f"adt_{side}": f"--adt_{side}_min 6 --adt_{side}_start 6 --adt_{side}_max 6"
     for side in ("depth", "width")
 }
@@ -144,7 +145,7 @@ def test_a_method_takes_the_options_of_its_row_and_refuses_the_others(name: str)
         if spec.lantern if option.startswith("lantern_") else option in spec.options:
             assert parse(words).name == name
         else:
-            with pytest.raises(UserError, match="^--(lantern|verify|adt_|" + option + ")"):
+            with pytest.raises(UserError, match="^--(lantern|verify|adt_|row_|" + option + ")"):
                 parse(words)
 
 

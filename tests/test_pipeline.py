@@ -20,8 +20,9 @@ def test_one_seed_one_image(pipe: Pipeline, temperature: float) -> None:
     expected = pipe(PROMPTS, method="ar", sampling=sampling, seed=5)
     assert expected.stats["tau"] == 1 and len(expected.codes[0]) == pipe.model.grid.size
     exact = {name for name in METHODS if pipe.method(name, sampling=sampling).exact}
+    relaxed = {name for name in METHODS if pipe.method(name).relaxed_rule}
     assert exact == {
-        name for name, spec in METHODS.items() if spec.exact or not (temperature or spec.relaxed)
+        name for name, spec in METHODS.items() if spec.exact or not (temperature or name in relaxed)
     }
     for name in exact:
         for batch_size in (1, 2):
@@ -93,7 +94,7 @@ def test_the_fastest_method_is_exact_and_taken_by_default(pipe: Pipeline) -> Non
     assert method.exact and pipe("sun", seed=1).codes == pipe("sun", method=method, seed=1).codes
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("zipar", "pjd")])
 def test_a_stream_is_the_image_as_it_grows(pipe: Pipeline, name: str) -> None:
     """Two images are in flight. The codes of each step follow the codes before it, its path is that of the
     accepted drafts in its tree, and confidence falls along paths."""

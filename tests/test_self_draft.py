@@ -141,7 +141,7 @@ def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: 
         ((_, image),) = step.images
         codes[image.name] = image.codes
         if name == "self-draft":
-            assert proposer._neighbours._codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
+            assert proposer._neighbours.codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
         else:
             last = image.steps[-1]
             assert proposer._codes[0, : last.accepted + 1].tolist() == image.codes[last.position :]
@@ -154,7 +154,7 @@ def test_positions_never_scored_copy_their_neighbours() -> None:
     chains = {}
     for seed_cells in SEED_CELLS:
         proposer = self_drafter(Grid(2, 3), seed_cells)
-        proposer._neighbours._codes[0, :4] = torch.tensor([5, 6, 7, 8])
+        proposer._neighbours.codes[0, :4] = torch.tensor([5, 6, 7, 8])
         proposer._position[0] = 4
         chains[seed_cells] = drafted(proposer, (2, 2, 4), 8)
     assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
@@ -187,7 +187,7 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
         committed = [rng.randrange(CODES) for _ in range(rng.randrange(1, grid.size))]
         chain = [rng.randrange(CODES) for _ in range(length)]
         scored = rng.randrange(length + 1)
-        proposer._neighbours._codes[0, : len(committed)], proposer._position[0] = (
+        proposer._neighbours.codes[0, : len(committed)], proposer._position[0] = (
             torch.tensor(committed),
             len(committed),
         )

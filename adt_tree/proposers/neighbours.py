@@ -38,12 +38,12 @@ class Neighbours:
             seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(grid.length + 1)
             self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
         # The committed codes. The extra column receives codes that fall outside an image.
-        self._codes = torch.zeros(slots, grid.length + 1, dtype=torch.int64, device=device)
+        self.codes = torch.zeros(slots, grid.length + 1, dtype=torch.int64, device=device)
 
     def begin(self, slot: int, code: Tensor) -> None:
         """Starts an image with its first code []. Codes of the slot's last image stay, but no cell copies
         them: neighbours of a position lie before it."""
-        self._codes[slot, 0] = code
+        self.codes[slot, 0] = code
 
     def ahead(self, first: Tensor, offsets: Tensor) -> Tensor:
         """Returns the positions first + offsets [B, L], from first [B] and offsets, [L] or [B, L]; P for
@@ -54,11 +54,11 @@ class Neighbours:
         """Stores the codes [B, A] that a step committed from first [B] on; count [B] of them are valid."""
         column = torch.arange(codes.shape[1], device=codes.device)
         at = self.ahead(first, column).masked_fill(column >= count[:, None], self._outside)
-        self._codes.scatter_(1, at, codes)
+        self.codes.scatter_(1, at, codes)
 
     def last(self, at: Tensor) -> Tensor:
         """Returns the committed code [B, 1] before the first of the positions `at` [B, L]."""
-        return self._codes.gather(1, (at[:, :1] - 1).clamp(min=0))
+        return self.codes.gather(1, (at[:, :1] - 1).clamp(min=0))
 
     def fill(self, at: Tensor, codes: Tensor, fresh: Tensor, slots: slice = ALL) -> tuple[Tensor, Tensor]:
         """Drafts codes for the positions that no pass has scored, by copying a neighbouring cell.
@@ -76,7 +76,7 @@ class Neighbours:
                 last = last - self._row_ends[last].long()
             above, left = self._above(at, last), last.expand_as(at)
             places = (left, above) if self._seed_cells == "left" else (above, left)
-            known = self._codes[slots].scatter(1, at, codes)
+            known = self.codes[slots].scatter(1, at, codes)
             first, second = (known.gather(1, place) for place in places)
         if self._row_ends is not None:
             first, second = (code.masked_fill(self._row_ends[at], 0) for code in (first, second))

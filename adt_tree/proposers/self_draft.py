@@ -74,9 +74,15 @@ class SelfDraftProposer:
         return 0
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
-        self.history.clear(slot)
         self._neighbours.begin(slot, code)
-        self._position[slot : slot + 1] = 1
+        self.begin(slot, 1)
+
+    def begin(self, slot: int, position: int) -> None:
+        self.history.clear(slot)
+        self._position[slot : slot + 1] = position
+
+    def know(self, codes: Tensor) -> None:
+        self._neighbours.codes.copy_(codes)
 
     def release(self, slot: int) -> None:
         self._position[slot : slot + 1] = 1

@@ -120,11 +120,17 @@ class JacobiWindow:
 
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         self._neighbours.begin(slot, code)
-        rows, first = slice(slot, slot + 1), torch.ones_like(self._offsets[:1])
+        self.begin(slot, 1)
+
+    def begin(self, slot: int, position: int) -> None:
+        rows, first = slice(slot, slot + 1), torch.full_like(self._offsets[:1], position)
         at = self._neighbours.ahead(first, self._offsets)
         fresh = torch.ones_like(at, dtype=torch.bool)
         codes = self._neighbours.fill(at, torch.zeros_like(at), fresh, rows)[0]
         self._fill(rows, codes, self.q[rows, :-1], ~fresh)
+
+    def know(self, codes: Tensor) -> None:
+        self._neighbours.codes.copy_(codes)
 
     def release(self, slot: int) -> None: ...
 

@@ -270,11 +270,15 @@ class KVCache:
                 path = path.gather(1, place)
             else:
                 path = path[:, 1:]
-            length = self.length[:, None]
-            moved = self._flat.index_select(1, self._flat_entries(length + path).flatten())
-            self._flat.index_copy_(1, self._flat_entries(length + place).flatten(), moved)
+            self.move(path, place)
         for counter in self._counters:
             counter += count
+
+    def move(self, source: Tensor, place: Tensor) -> None:
+        """Copies the entries length + source to length + place, both [R, E] or alike, in every row."""
+        length = self.length[:, None]
+        moved = self._flat.index_select(1, self._flat_entries(length + source).flatten())
+        self._flat.index_copy_(1, self._flat_entries(length + place).flatten(), moved)
 
     def _flat_entries(self, entries: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
         """Returns the indices of entries [R, N] of some rows in the flat view of a layer, for every head of

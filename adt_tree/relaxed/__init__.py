@@ -1,0 +1,1 @@
+"""Methods that change the distribution so as to be faster."""

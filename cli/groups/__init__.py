@@ -1,0 +1,1 @@
+"""Groups of options that bench and generate_images share."""
