@@ -64,10 +64,11 @@ class RunJudge:
         start = self._starts(probability, valid)
         same_run = start[:, :, None] == start[:, None, :]
         later = number >= number[:, None]
-        rest = (probability[:, None] * (same_run & later)).sum(dim=-1)  # of the run, from each position on
-        total = rest.gather(1, start)
-        heavy = (rest >= self._runs.sv_mass * total) | (number == start)
-        tail = (number * (same_run & heavy[:, None])).amax(dim=-1)  # [B, L] where each position's tail begins
+        total = (probability[:, None] * same_run).sum(dim=-1)
+        before = (probability[:, None] * (same_run & ~later)).sum(dim=-1)  # of the run, before each position
+        # Sums of what comes before keep small probabilities, which vanish in a sum with large ones.
+        light = before <= (1 - self._runs.sv_mass) * total
+        tail = (number * (same_run & light[:, None])).amax(dim=-1)  # [B, L] where each position's tail begins
         judged = (number >= tail[..., None]) & (number <= number[:, None])
         joint = ratio[:, None].masked_fill(~judged, 1.0).prod(dim=-1)  # of the tail, up to each position
         passes = (chances.gather(1, tail) <= joint) & (number >= tail)
