@@ -273,7 +273,7 @@ class SlotSampling:
         """common: the engine's sampling, used for every image whose request names none."""
         self.common = common
         self._slots = [common] * slots
-        self._rows = torch.tensor([common.row] * slots, device=device)
+        self._rows = torch.tensor([common.row] * slots, dtype=torch.float32, device=device)
         self.for_pass = PassSampling.of(self._rows, self._slots)  # the settings of the next pass
 
     def begin(self, slot: int, sampling: Sampling) -> None:
@@ -289,7 +289,7 @@ class SlotSampling:
             raise ValueError(f"{sampling}: an engine for {common} has no guidance, or no noise")
         if sampling != self._slots[slot]:
             self._slots[slot] = sampling
-            self._rows[slot] = torch.tensor(sampling.row)
+            self._rows[slot] = torch.tensor(sampling.row, dtype=torch.float32, device="cpu")
             self.for_pass = PassSampling.of(self._rows, self._slots)
 
     def release(self, slot: int) -> None:

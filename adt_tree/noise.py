@@ -51,7 +51,8 @@ class Noise:
     def gumbel(self, seeds: Tensor, positions: Tensor) -> Tensor:
         """Returns G = -log(-log U), fp32 [B, N, V], for seeds [B] and positions [B, N]."""
         if self.silent:
-            return torch.zeros((), device=seeds.device).expand(*positions.shape, self.num_codes)
+            zero = torch.zeros((), dtype=torch.float32, device=seeds.device)
+            return zero.expand(*positions.shape, self.num_codes)
         return -torch.log(-torch.log(uniform(seeds, positions, self.num_codes, self.stream))).float()
 
     def table(self, slots: int, grid: Grid, device: torch.device) -> NoiseTable:
@@ -92,7 +93,7 @@ class NoiseTable:
         """Allocates the table; begin() fills it."""
         self._noise, self._codes = noise, grid.size
         rows = 0 if noise.silent else slots * grid.size
-        self._table = torch.zeros(rows, noise.num_codes, device=device)
+        self._table = torch.zeros(rows, noise.num_codes, dtype=torch.float32, device=device)
         self._starts = torch.arange(slots, device=device)[:, None] * grid.size
         self._row_ends = row_ends(grid, device)
         if self._row_ends is not None:

@@ -30,7 +30,7 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.dev
     A copy from ordinary memory to a CUDA device blocks the host until all queued kernels have run. A copy
     from pinned memory is queued behind them, and the host goes on.
     """
-    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    pinned = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)
 
 
@@ -108,7 +108,7 @@ def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
     """Returns the ancestors [B, N, N] bool of trees with these parents [B, N]: row n marks node n and its
     ancestors. depth: an upper bound on the depths."""
     nodes = parents.shape[1]
-    eye = torch.eye(nodes, device=parents.device)
+    eye = torch.eye(nodes, dtype=torch.float32, device=parents.device)
     # A matrix that marks all nodes up to k steps above marks, squared, those up to 2 k steps above.
     above = (eye + torch.nn.functional.one_hot(parents, nodes)).clamp(max=1)
     for _ in range(max(depth - 1, 0).bit_length()):
@@ -221,4 +221,4 @@ class Topology:
 
     def ancestors(self) -> Tensor:
         """Returns the ancestor mask [N, N] bool."""
-        return ancestor_mask(torch.tensor([self.parents]), self.depth)[0]
+        return ancestor_mask(torch.tensor([self.parents], device="cpu"), self.depth)[0]

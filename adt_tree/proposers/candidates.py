@@ -54,7 +54,7 @@ class History:
         self._before = torch.full((rows, HISTORY), EMPTY, device=device)
         self._stamp = torch.full((rows, HISTORY), EMPTY, device=device)
         self._codes = torch.zeros(rows, HISTORY, candidates, dtype=torch.int64, device=device)
-        self._confidence = torch.zeros(rows, HISTORY, candidates, device=device)
+        self._confidence = torch.zeros(rows, HISTORY, candidates, dtype=torch.float32, device=device)
         self._next = torch.zeros(rows, dtype=torch.int64, device=device)
         self._passes = torch.zeros((), dtype=torch.int64, device=device)
 

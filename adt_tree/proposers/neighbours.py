@@ -35,7 +35,8 @@ class Neighbours:
         self._stride = torch.tensor([*strides, strides[0]], device=device)
         self._row_ends = row_ends(grid, device)
         if seed_cells == "random":
-            seed, places = torch.zeros(1, dtype=torch.int64), torch.arange(grid.length + 1)
+            seed = torch.zeros(1, dtype=torch.int64, device="cpu")
+            places = torch.arange(grid.length + 1, device="cpu")
             self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
         # The committed codes. The extra column receives codes that fall outside an image.
         self.codes = torch.zeros(slots, grid.length + 1, dtype=torch.int64, device=device)

@@ -42,5 +42,5 @@ def annealed(setup: MethodOnModel) -> Rejection:
 
 def weights_of(annealing: Annealing, levels: int) -> Tensor:
     """Returns the weights w_i [L] of the levels 1 to L."""
-    falling = torch.exp(-annealing.cool_nu * torch.arange(levels))
+    falling = torch.exp(-annealing.cool_nu * torch.arange(levels, dtype=torch.float32, device="cpu"))
     return annealing.cool_delta * falling / falling.mean()

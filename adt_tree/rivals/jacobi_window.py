@@ -113,7 +113,8 @@ class JacobiWindow:
         self._offsets = torch.arange(tree.depth, device=device)
         self._neighbours = Neighbours(target.grid, target.slots, num_codes, seed_cells, device)
         self.codes = torch.full((target.slots, tree.depth, tree.width), NONE, device=device)
-        self.q = torch.zeros(target.slots, tree.depth + 1, num_codes, device=device)
+        shape = (target.slots, tree.depth + 1, num_codes)
+        self.q = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def calls(self, shape: TreeShape) -> int:
         return 0

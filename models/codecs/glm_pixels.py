@@ -43,7 +43,8 @@ def prior_token_ids(codes: Sequence[Sequence[int]], grid: Grid) -> Tensor:
         if len(image) != grid.size:
             rasters = " and ".join(f"{part.height} x {part.width}" for part in grid.rasters)
             raise UserError(f"codes of image {number}: {len(image)}, but the rasters have {rasters} cells")
-    raster = torch.tensor([list(image[grid.starts[-1] :]) for image in codes], dtype=torch.int64)
+    last = [list(image[grid.starts[-1] :]) for image in codes]
+    raster = torch.tensor(last, dtype=torch.int64, device="cpu")
     rows = raster.view(len(codes), grid.height, grid.width).repeat_interleave(SCALE, dim=1)
     return rows.repeat_interleave(SCALE, dim=2).flatten(1)
 
@@ -81,7 +82,7 @@ class DiffusionDecoder:
             height=grid.height * CELL,
             width=grid.width * CELL,
             prior_token_ids=prior_token_ids([codes], grid).to(self.device),
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator("cpu").manual_seed(seed),
         )
         return result.images[0]
 

@@ -69,7 +69,7 @@ def _ascends(table: Tensor, points: Tensor) -> bool:
     codes, width = table.shape
     if width == 0:
         return True
-    rows = torch.linspace(0, codes - 1, min(codes, PROBES), device=table.device).long()
+    rows = torch.linspace(0, codes - 1, min(codes, PROBES), dtype=torch.float32, device=table.device).long()
     distance = torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")
     listed = distance.gather(1, table[rows])  # [PROBES, width]
     distance[torch.arange(len(rows), device=rows.device), rows] = float("inf")

@@ -82,10 +82,11 @@ def row_invariant(decoder: Decoder) -> bool:
     weights = [module.weight for module in modules if isinstance(module, nn.Linear)]
     if not all(packable(weight) for weight in weights):
         return False
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for weight in weights:
         most = COMPARED_ROWS[-1]
-        product, x = Product(weight), torch.randn(most, weight.shape[1], generator=generator)
+        product = Product(weight)
+        x = torch.randn(most, weight.shape[1], generator=generator, dtype=torch.float32, device="cpu")
         x = x.to(weight.dtype)
         together = product(x)
         if not all(torch.equal(product(x[:rows]), together[:rows]) for rows in COMPARED_ROWS):
@@ -135,7 +136,7 @@ class RowNorm:
 
     def __init__(self, width: int, eps: float) -> None:
         """width: D."""
-        self.floor = torch.tensor((width * eps) ** 0.5)
+        self.floor = torch.tensor((width * eps) ** 0.5, dtype=torch.float32, device="cpu")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns rows [..., D] of length 1, or less where eps is not negligible. Computes in fp32."""
@@ -197,7 +198,7 @@ class PackedBlock(nn.Module):
         """Takes block apart, so that no more than one weight stands in memory twice while packing."""
         super().__init__()
         mlp, norm = block.mlp, block.attention_norm
-        self.attention_norm, attention_scale = None, torch.ones(())
+        self.attention_norm, attention_scale = None, torch.ones((), dtype=torch.float32, device="cpu")
         if isinstance(norm, nn.RMSNorm):
             self.attention_norm, attention_scale = split_norm(norm)
         self.mlp_norm, mlp_scale = split_norm(block.mlp_norm)

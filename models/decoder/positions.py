@@ -26,10 +26,11 @@ def code_positions(grid: Grid) -> Tensor:
     [grid.size + 1, 3] int64. For a raster of 1 x 2: (0, 0, 0), (0, 0, 1), (2, 2, 2)."""
     parts, free = [], 0
     for raster in grid.rasters:
-        cells = torch.cartesian_prod(torch.arange(1), torch.arange(raster.height), torch.arange(raster.width))
+        sides = (torch.arange(side, device="cpu") for side in (1, raster.height, raster.width))
+        cells = torch.cartesian_prod(*sides)
         parts.append(free + cells)
         free += max(raster.height, raster.width)
-    return torch.cat((*parts, torch.full((1, 3), free)))
+    return torch.cat((*parts, torch.full((1, 3), free, device="cpu")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class AxisPositions:
     def allocate(cls, grid: Grid, text: int, count: int, rows: int, device: torch.device) -> Self:
         """Returns the positions of empty rows of `count` indices each. Indices past the token after the codes
         repeat its position."""
-        before = torch.arange(-text, 0)[:, None].expand(-1, 3)
+        before = torch.arange(-text, 0, device="cpu")[:, None].expand(-1, 3)
         codes = code_positions(grid)
-        index = torch.arange(count - text).clamp(max=len(codes) - 1)
+        index = torch.arange(count - text, device="cpu").clamp(max=len(codes) - 1)
         table = torch.cat((before, codes[index])).to(device)
         return cls(table, torch.full((rows,), text, device=device), text)
 

@@ -44,7 +44,8 @@ def rotary_table(config: DecoderConfig, device: torch.device | str = "cpu") -> T
     side, start = config.raster_side, config.raster_start
     if not side:
         table = _rotations(config.max_positions, config.rotary_size, config.rope_theta, device)
-        unturned = torch.eye(2, device=device).expand(len(table), config.head_dim // 2 - table.shape[1], 2, 2)
+        identity = torch.eye(2, dtype=torch.float32, device=device)
+        unturned = identity.expand(len(table), config.head_dim // 2 - table.shape[1], 2, 2)
         return torch.cat((table, unturned), dim=1) if unturned.numel() else table
     line = _rotations(side, config.head_dim // 2, config.rope_theta, device)
     rows, columns = line[:, None].expand(-1, side, -1, -1, -1), line[None].expand(side, -1, -1, -1, -1)

@@ -61,7 +61,7 @@ def from_gemma(state: Weights, names: Names, config: DecoderConfig) -> dict[str,
     """Returns a Decoder's state dict from the tensors of a checkpoint. KeyError names a missing tensor."""
     tensors = gather(state, names, config)
     table = tensors["embed.weight"]
-    table *= torch.tensor(config.hidden_size**0.5, dtype=table.dtype)
+    table *= torch.tensor(config.hidden_size**0.5, dtype=table.dtype, device=table.device)
     return {name: 1 + x.float() if name.endswith("norm.weight") else x for name, x in tensors.items()}
 
 
