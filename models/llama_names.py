@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +135,14 @@ def published(make: Callable[[], nn.Module], names: Names, config: DecoderConfig
     """Returns a decoder or a drafter as checkpoints store it under these names."""
     to_published, to_ours = (partial(way, names=names, config=config) for way in (scatter, gather))
     return StoredModule(make, to_published, to_ours)
+
+
+def tied(names: Names, weights: Weights, fields: Mapping[str, Any]) -> Names:
+    """Returns the names of a decoder's tensors in a checkpoint. If that has no head, and its config.json,
+    `fields`, ties the head to the table of embeddings, the table is the head too."""
+    (head,), text = names["head.weight"], fields.get("text_config")
+    ties = (part.get("tie_word_embeddings") for part in (fields, text) if isinstance(part, Mapping))
+    return names | {"head.weight": names["embed.weight"]} if head not in weights and any(ties) else names
 
 
 def to_interleaved(rows: Tensor, config: DecoderConfig) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.errors import NoRoom, UserError
+from adt_tree.errors import NoRoom, UserError, shown
 from adt_tree.grid import Grid
 from adt_tree.roles import Prefix, Run, Scored, run_directly
 from adt_tree.tree import DraftTree, to_device
@@ -85,7 +85,7 @@ class Prompt:
 class PromptEncoder:
     """The text side of a model, and where its codes lie among its tokens."""
 
-    encode: Callable[[str], EncodedPrompt]  # the user's text -> the prompt that prefill() takes
+    encode: Callable[[str], EncodedPrompt]  # the user's text -> the prompt that prefill() takes; see __call__
     first_code: int  # token id of code 0
     num_codes: int  # size of the codebook
     row_end: int | None = None  # token id after every row of codes but the last; None: there is none
@@ -93,6 +93,18 @@ class PromptEncoder:
     images: ImageTokens | None = None  # images among the ids of prompts that a client has encoded
     num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
     release: Callable[[], None] = lambda: None  # frees the memory that only encoding needs
+    control: tuple[str, ...] = ()  # texts that the tokenizer would read as control tokens
+
+    def __call__(self, text: str) -> EncodedPrompt:
+        """Returns the prompt of a user's text. UserError for a text that is blank, that is not Unicode, or
+        that the model would not read as text alone."""
+        if not text.strip():
+            raise UserError(f"prompt {shown(text)}: it is blank; give a text")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UserError(f"prompt {ascii(text)[:60]}: it is not Unicode text (a lone surrogate)")
+        if held := next((token for token in self.control if token in text), None):
+            raise UserError(f"prompt {shown(text)}: {held} is a control token of this model; leave it out")
+        return self.encode(text)
 
 
 def token_prompts(codes: range, row_end: int | None = None, guided: bool = True) -> PromptEncoder:

@@ -7,11 +7,11 @@ them under `models.checkpoint.files.reading`, which turns both into a Checkpoint
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from adt_tree.errors import CheckpointError, shown
 from models.checkpoint.files import read_json, reading
@@ -30,21 +30,37 @@ LARGEST_OF = {
     "cls_token_num": 1 << 20,
 }
 LONGEST_LIST = 16
+ADAPTER = "holds an adapter (LoRA): merge it into its model first (merge_and_unload of peft)"
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """Returns config.json of a checkpoint folder, or another of its JSON files.
 
-    Raises CheckpointError if the file is missing, damaged or not an object.
+    Raises CheckpointError if the file is missing, damaged or not an object, if the folder holds an adapter,
+    and if its weights are quantised.
     """
     if folder.is_file():
         raise CheckpointError(f"{folder} is a file: give a checkpoint's folder (only llamagen takes a .pt)")
     path, remedy = folder / name, "give the folder of a checkpoint, or fetch it again"
+    if not path.exists() and (folder / "adapter_config.json").is_file():
+        raise CheckpointError(f"{folder} {ADAPTER}")
     config = read_json(path, remedy)
     with reading(path, remedy):
         if not isinstance(config, dict):
             raise ValueError("is not a JSON object")
+    refuse_quantised(config, folder)
     return config
+
+
+def refuse_quantised(config: Mapping[str, Any], source: object) -> None:
+    """Raises CheckpointError, which names `source`, if a config.json says that its weights are quantised."""
+    for name in ("quantization_config", "quantization"):  # the second is MLX's
+        if fields := config.get(name):
+            method = fields.get("quant_method", name) if isinstance(fields, Mapping) else shown(fields)
+            raise CheckpointError(
+                f"{source}: quantised by {getattr(method, 'value', method)}: not supported; give the weights "
+                "in bf16, fp16 or fp32"
+            )
 
 
 def read_tokenizer(*folders: Path) -> Tokenizer:
@@ -59,6 +75,13 @@ def read_tokenizer(*folders: Path) -> Tokenizer:
     with reading(path):
         tokenizer = Tokenizer.from_file(str(path))
     return tokenizer
+
+
+def control_tokens(added: Iterable[AddedToken]) -> tuple[str, ...]:
+    """Returns the texts, among the added tokens of a tokenizer, that are no ordinary words: special ones, and
+    ones in angle brackets. Some tokenizers also add letters, such as an umlaut."""
+    texts = ((token.content, token.special) for token in added)
+    return tuple(text for text, special in texts if special or (text[:1], text[-1:]) == ("<", ">"))
 
 
 def check_integer(name: str, value: Any, least: int = 1) -> int:

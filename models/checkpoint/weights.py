@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PosixPath, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,11 +23,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError
+from models.checkpoint.config import ADAPTER
 from models.checkpoint.files import read_json, reading
 
 # A folder's weights, under the published names: the first that is there is read, whole or in shards.
 NAMES = ("model.safetensors", "pytorch_model.bin")
 CPU = torch.device("cpu")
+# What DDP, torch.compile, FSDP and peft put into the names of a model's tensors.
+WRAPPED = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module)\.|^base_model\.model\.")
 WRAPPERS = ("model", "module", "state_dict")  # keys under which training code stores the weights in a .pt
 WHOLE_DIGEST = 1 << 28  # bytes up to which a digest covers all of them
 SAMPLE = 2048  # elements at either end of each tensor that a digest of larger weights covers
@@ -121,14 +127,6 @@ class Weights(Mapping[str, Tensor]):
         """Returns these tensors, and those of `more` that are not here."""
         return Weights({**more._stored, **self._stored}, self.device, self.dtype)
 
-    def tied(self, fields: Mapping[str, Any]) -> Weights:
-        """Returns these tensors. If config.json ties the head to the token embeddings (tie_word_embeddings),
-        so that transformers stored no head, the embeddings serve as the head too."""
-        head, table = "lm_head.weight", "model.embed_tokens.weight"
-        if not fields.get("tie_word_embeddings") or head in self or table not in self:
-            return self
-        return Weights({**self._stored, head: self._stored[table]}, self.device, self.dtype)
-
     @property
     def in_memory(self) -> bool:
         """True if these are the tensors of a model in memory, which its owner goes on using."""
@@ -155,12 +153,12 @@ class Weights(Mapping[str, Tensor]):
         sizes = (math.prod(stored.shape) * stored.dtype.itemsize for stored in self._stored.values())
         digest, whole = hashlib.sha256(), sum(sizes) <= WHOLE_DIGEST
         for name, stored in sorted(self._stored.items()):
-            flat = stored.read().cpu().contiguous().view(-1)
+            flat = stored.read().reshape(-1)
             digest.update(name.encode())
             if not whole:
                 digest.update(f"{flat.dtype}{stored.shape}".encode())
                 flat = torch.cat((flat[:SAMPLE], flat[-SAMPLE:]))
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
+            digest.update(flat.cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
@@ -171,12 +169,11 @@ def read_weights(path: Path) -> Weights:
     """
     if path.is_file():
         return Weights(_open(path))
-    for name in NAMES:
-        index = path / f"{name}.index.json"
-        if index.is_file():
-            return _open_shards(index)
+    for name in NAMES:  # the order of transformers, and a whole file before an index
         if (path / name).is_file():
             return Weights(_open(path / name))
+        if (path / f"{name}.index.json").is_file():
+            return _open_shards(path / f"{name}.index.json")
     raise CheckpointError(
         f"{path} holds no {' and no '.join(NAMES)}: give a checkpoint's folder, or fetch it"
     )
@@ -186,7 +183,8 @@ def weights_in_memory(model: nn.Module, name: Path) -> Weights:
     """Returns the tensors of a model that is loaded already; error messages call it `name`."""
     # The state dict holds copies of the parameters' handles; share() needs the parameters themselves.
     tensors = model.state_dict() | dict(model.named_parameters())
-    return Weights({n: Stored(name, n, tuple(t.shape), t.dtype, t, shared=True) for n, t in tensors.items()})
+    stored = (Stored(name, n, tuple(t.shape), t.dtype, t, shared=True) for n, t in tensors.items())
+    return Weights(_unwrapped(name, stored))
 
 
 def weights_file(folder: Path) -> Path:
@@ -203,7 +201,7 @@ def _open_shards(index: Path) -> Weights:
     """Opens the shards that an index names, which must lie in its folder or below it."""
     content = read_json(index)
     with reading(index):
-        where = dict(content["weight_map"])
+        where = {WRAPPED.sub("", name): shard for name, shard in dict(content["weight_map"]).items()}
         paths = {shard: index.parent / shard for shard in where.values()}
     for shard in paths:
         # We compare names, not resolved paths: the hub's cache keeps a folder's files elsewhere, behind
@@ -236,21 +234,38 @@ def _open(path: Path) -> dict[str, Stored]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                return {
-                    name: Stored(path, name, tuple(part.get_shape()), _dtype(part.get_dtype()))
+                stored = [
+                    Stored(path, name, tuple(part.get_shape()), _dtype(part.get_dtype()))
                     for name, part in parts.items()
-                }
+                ]
+            return _unwrapped(path, stored)
         content = _unpickle(path)
         for wrapper in WRAPPERS:
             if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
                 content = content[wrapper]
         if not isinstance(content, dict):
             raise ValueError(f"holds a {type(content).__name__}, not tensors by name")
-    return {
-        name: Stored(path, name, tuple(tensor.shape), tensor.dtype, tensor)
-        for name, tensor in content.items()
-        if isinstance(name, str) and isinstance(tensor, Tensor)
-    }
+    tensors = {n: t for n, t in content.items() if isinstance(n, str) and isinstance(t, Tensor)}
+    return _unwrapped(path, [Stored(path, n, tuple(t.shape), t.dtype, t) for n, t in tensors.items()])
+
+
+def _unwrapped(path: Path, stored: Iterable[Stored]) -> dict[str, Stored]:
+    """Returns tensors by their names in the model itself. CheckpointError if an adapter is among them."""
+    tensors = {WRAPPED.sub("", part.name): part for part in stored}
+    if any("lora_" in name or ".base_layer." in name for name in tensors):
+        raise CheckpointError(f"{path} {ADAPTER}")
+    return tensors
+
+
+def _harmless() -> list[Any]:
+    """Returns the classes of options and counts of a training run, which a .pt may hold beside its tensors.
+    Reading them runs no code."""
+    import numpy as np
+
+    scalar: Any = np.float64().__reduce__()[0]
+    kinds = (type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int64))
+    old_names = [(scalar, "numpy.core.multiarray.scalar"), (PosixPath, "pathlib.PosixPath")]
+    return [Namespace, SimpleNamespace, PosixPath, scalar, np.dtype, *kinds, *old_names]
 
 
 def _unpickle(path: Path) -> Any:
@@ -261,7 +276,8 @@ def _unpickle(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about other pickle protocols: the error that follows is enough
         try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            with torch.serialization.safe_globals(_harmless()):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except (MemoryError, PermissionError):
             raise
         except Exception as error:  # damaged bytes lead the unpickler to exceptions of any class
@@ -275,5 +291,5 @@ def _dtype(name: str) -> torch.dtype:
     names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
     dtype = getattr(torch, names.get(name) or name.replace("U", "uint", 1).replace("I", "int", 1), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"holds tensors of type {name}: only plain numbers are read")
+        raise ValueError(f"holds tensors of type {name}: quantised or packed numbers are not supported")
     return dtype

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import check_integer, read_config, read_tokenizer, section
+from models.checkpoint.config import check_integer, control_tokens, read_config, read_tokenizer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
@@ -30,7 +30,7 @@ from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
 from models.drafter import DrafterLayout
 from models.family import Checkpoint
-from models.llama_names import decoder_names, published
+from models.llama_names import decoder_names, published, tied
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -87,7 +87,7 @@ CHAMELEON = DrafterLayout(decoder_config)
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     config, state = read_config(checkpoint.folder), read_weights(checkpoint.folder)
-    return assemble(checkpoint, config, state.tied(config), read_tokenizer(*search_folders(checkpoint)))
+    return assemble(checkpoint, config, state, read_tokenizer(*search_folders(checkpoint)))
 
 
 def search_folders(checkpoint: Checkpoint) -> tuple[Path, ...]:
@@ -111,7 +111,7 @@ def assemble(
     with reading(folder / "config.json"):
         layout, shape = TokenLayout.read(config), decoder_config(config)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
-    decoder = published(lambda: Decoder(shape), decoder_names(shape), shape)
+    decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
     require(folder, state, decoder.shapes)
     # A checkpoint of the wrong family loads and runs, but generates noise: Lumina-mGPT stores one query norm
     # for several heads, Anole one for every head.
@@ -138,7 +138,8 @@ def assemble(
         ids = tokenizer.encode(instruction + text, add_special_tokens=False).ids
         return Prompt([layout.begin_of_text, *ids, layout.separator, *image_start], unconditional)
 
-    prompts = PromptEncoder(encode, layout.first_code, layout.num_codes, row_end)
+    control = control_tokens(tokenizer.get_added_tokens_decoder().values())
+    prompts = PromptEncoder(encode, layout.first_code, layout.num_codes, row_end, control=control)
     return load_networks(checkpoint, shape, state, decoder, CHAMELEON, grid, prompts, codec)
 
 

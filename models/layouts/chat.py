@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import CheckpointError, reason
-from models.checkpoint.config import read_config
+from models.checkpoint.config import control_tokens, read_config
 from models.checkpoint.files import reading
 
 
@@ -37,6 +37,11 @@ class ChatTokenizer:
         name, model = "generation_config.json", model or folder
         generation = read_config(model, name) if (model / name).is_file() else {}
         return cls(tokenizer, str(folder), generation)
+
+    @property
+    def control(self) -> tuple[str, ...]:
+        """The texts that the tokenizer reads as control tokens."""
+        return control_tokens(self.tokenizer.added_tokens_decoder.values())
 
     def ids(self, text: str) -> list[int]:
         """Returns the ids of a text, with the special tokens that the tokenizer adds by itself."""

@@ -28,7 +28,7 @@ from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import decoder_names, published
+from models.llama_names import decoder_names, published, tied
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder, token_prompts
 
@@ -168,7 +168,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: G
     def encode(text: str) -> Prompt:
         return Prompt(*(tokenizer.ids(f"{bos}{words}{image_start}") for words in (text, NEGATIVE)))
 
-    return PromptEncoder(encode, codes.start, len(codes), row_end)
+    return PromptEncoder(encode, codes.start, len(codes), row_end, control=tokenizer.control)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -195,7 +195,8 @@ def assemble(
         stored_codec = StoredModule(partial(vqvae, section(config, "vq_config")))
         pixel_shapes = stored_codec.shapes
     text, head, vq = LOADED if LOADED[1] in state else STORED
-    decoder = published(lambda: Decoder(shape), decoder_names(shape, text, head), shape)
+    names = tied(decoder_names(shape, text, head), state, config)
+    decoder = published(lambda: Decoder(shape), names, shape)
     require(folder, state, decoder.shapes | {vq + name: sizes for name, sizes in pixel_shapes.items()})
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
     codec = Codec(stored_codec.load(pixels, folder))

@@ -110,27 +110,19 @@ def grid_of(height: int, width: int) -> Grid:
 def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Grid) -> PromptEncoder:
     """Returns an encoder of texts as the user's turn of the chat template, the sizes of the image and of its
     preview, and image start. CheckpointError if the tokenizer lacks one of these tokens."""
-    codes, start, end = read_tokens(config)
-    bos, opening, closing, source = (
-        tokenizer.special(name) for name in ("bos_token", "grid_bos_token", "grid_eos_token", "image_token")
+    codes, start, _ = read_tokens(config)
+    bos, opening, closing = (
+        tokenizer.special(name) for name in ("bos_token", "grid_bos_token", "grid_eos_token")
     )
     tokenizer.check_id(bos, start)
     tokenizer.turn("", answer=False)  # raises now if the template is missing or broken
     tokenizer.check_size(section(config, "text_config")["vocab_size"])
     sizes = "".join(f"{opening}{part.height} {part.width}{closing}" for part in reversed(grid.rasters))
-    refused = {start: bos, end: "image end", tokenizer.token(source): source}
 
     def encode(text: str) -> Prompt:
-        ids = tokenizer.ids(tokenizer.turn(text, answer=False) + sizes + bos)
-        for token in ids[:-1]:
-            if token in refused:
-                raise UserError(
-                    f"prompt {text[:80]!r}: it holds the token {refused[token]}, which stands for an image; "
-                    "editing of images is not supported, give a text alone"
-                )
-        return Prompt(ids, None)
+        return Prompt(tokenizer.ids(tokenizer.turn(text, answer=False) + sizes + bos), None)
 
-    return PromptEncoder(encode, codes.start, len(codes), guided=False)
+    return PromptEncoder(encode, codes.start, len(codes), guided=False, control=tokenizer.control)
 
 
 def image_tokens(config: Mapping[str, Any]) -> ImageTokens:

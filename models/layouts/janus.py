@@ -168,7 +168,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
         ids = tokenizer.ids(tokenizer.turn(text) + BEGIN_OF_IMAGE)
         return Prompt(ids, [token if token in never_padded else padding for token in ids])
 
-    return PromptEncoder(encode, text_size, shape.num_codes)
+    return PromptEncoder(encode, text_size, shape.num_codes, control=tokenizer.control)
 
 
 def load(checkpoint: Checkpoint) -> Model:

@@ -28,7 +28,7 @@ from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chameleon import read_codec, square_of
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import Names, decoder_names, gather, scatter
+from models.llama_names import Names, decoder_names, gather, scatter, tied
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -75,7 +75,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, first_code: int, num_codes: int) ->
     def encode(text: str) -> Prompt:
         return Prompt(tokenizer.ids(text + INSTRUCTION + BEGIN_OF_IMAGE), unconditional)
 
-    return PromptEncoder(encode, first_code, num_codes)
+    return PromptEncoder(encode, first_code, num_codes, control=tokenizer.control)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -84,8 +84,8 @@ def load(checkpoint: Checkpoint) -> Model:
     config = read_config(folder)
     with reading(folder / "config.json"):
         shape = decoder_config(config)
-    state = read_weights(folder).tied(FIELDS | config)
-    names = decoder_names(shape)
+    state = read_weights(folder)
+    names = tied(decoder_names(shape), state, FIELDS | config)
     decoder = StoredModule(
         lambda: Decoder(shape),
         partial(scatter, names=names, config=shape),

@@ -26,7 +26,7 @@ from models.decoder.transformer import Decoder
 from models.drafter import DrafterLayout
 from models.family import Checkpoint, home_of
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
-from models.llama_names import decoder_names, original_names, published
+from models.llama_names import decoder_names, original_names, published, tied
 from models.model import Model, load_networks
 from models.target import PromptEncoder
 
@@ -142,7 +142,6 @@ def open_target(folder: Path) -> TargetFiles:
         fields = read_config(home, sidecars[0]) if sidecars else {}
     else:
         fields = read_config(home)
-        weights = weights.tied(fields)
     prompt_prefix = "cls_embedding." if original else "model.cls_embedding."
     if not any(name.startswith(prompt_prefix) for name in weights):
         raise CheckpointError(
@@ -210,6 +209,7 @@ def load(checkpoint: Checkpoint) -> Model:
     codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(files, checkpoint, codec.config.patch_size)
     names = (original_names if files.original else decoder_names)(shape)
+    names = tied(names, weights, files.fields)
     decoder = published(lambda: Decoder(shape), names, shape)
     require(file, weights, decoder.shapes)
     prompts = _prompts(files, checkpoint, shape)

@@ -25,7 +25,7 @@ from models.decoder.transformer import Decoder
 from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import decoder_names, published
+from models.llama_names import decoder_names, published, tied
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -69,7 +69,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, first_code: int) -> PromptEncoder:
     def encode(text: str) -> Prompt:
         return Prompt(tokenizer.ids(f"{OPENING}{POSITIVE}{text}{IMAGE_START}"), unconditional)
 
-    return PromptEncoder(encode, first_code, NUM_CODES)
+    return PromptEncoder(encode, first_code, NUM_CODES, control=tokenizer.control)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -79,8 +79,8 @@ def load(checkpoint: Checkpoint) -> Model:
     config = read_config(folder)
     with reading(folder / "config.json"):
         shape = decoder_config(config)
-    grid, state = grid_of(checkpoint.size), read_weights(folder).tied(config)
-    decoder = published(lambda: Decoder(shape), decoder_names(shape), shape)
+    grid, state = grid_of(checkpoint.size), read_weights(folder)
+    decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
     require(folder, state, decoder.shapes)
     prompts = prompt_encoder(ChatTokenizer.read(folder), shape.vocab_size - NUM_CODES)
     codec = None
