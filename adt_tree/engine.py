@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from threading import Lock
 from typing import cast
 
 from adt_tree.batch import StepOutput
@@ -25,13 +26,14 @@ from adt_tree.verify import Rule
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Everything that one method needs on one model."""
+    """Everything that one method needs on one model. It makes the images of one run at a time."""
 
     method: Method
     sampling: Sampling
     target: Target
     drafting: tuple[Proposer, Policy, Rule] | None = None  # None: the AR baseline, or several rows at once
     heads: Heads | None = None  # None: one row after the other
+    _decoding: Lock = field(default_factory=Lock, compare=False, repr=False)  # held while steps are taken
 
     @property
     def max_nodes(self) -> int:
@@ -40,7 +42,16 @@ class Engine:
         return nodes * self.heads.schedule.heads if self.heads else nodes
 
     def steps(self, requests: Iterable[Request | None]) -> Iterator[StepOutput]:
-        """Yields the outcome of every target call as it happens."""
+        """Yields the outcome of every target call as it happens. UserError if another run of this engine, in
+        any thread, has neither ended nor been closed: both would write into the same caches."""
+        if not self._decoding.acquire(blocking=False):
+            raise UserError("this engine decodes other images: end that run first, or take another engine")
+        try:
+            yield from self._steps(requests)
+        finally:
+            self._decoding.release()
+
+    def _steps(self, requests: Iterable[Request | None]) -> Iterator[StepOutput]:
         if self.heads is not None:
             return several_rows(cast(RowTarget, self.target), self.heads, requests, self.sampling)
         if self.drafting is None:
@@ -106,7 +117,9 @@ def largest_target(
     """
     while True:
         try:
-            return model.target(slots, sampling, shapes[-1].num_nodes, max_prompt)
+            largest = shapes[-1]
+            entries = largest.depth * largest.width
+            return model.target(slots, sampling, largest.num_nodes, max_prompt, max_drafted=entries)
         except NoRoom as error:
             if make_room():
                 continue

@@ -57,6 +57,7 @@ class Dimensions:
     codec_parameters: int | None = None
     noise: bool = True  # images are sampled, so that the noise of those in flight is stored
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
+    drafted: int = 0  # entries of a step in the drafter's cache, where they are more than `nodes`
 
     @property
     def columns(self) -> int:
@@ -147,7 +148,8 @@ def decoding_parts(dims: Dimensions) -> dict[str, int]:
     codes, nodes = dims.codes, row_bucket(dims.nodes) if dims.graphs else dims.nodes
     recordings = MAX_RECORDINGS * RECORDING_BYTES if dims.graphs else 0
     return {
-        "cache": _cache(dims.decoder, dims) + (_cache(dims.drafter, dims) if dims.drafter else 0),
+        "cache": _cache(dims.decoder, dims, dims.nodes)
+        + (_cache(dims.drafter, dims, max(dims.nodes, dims.drafted)) if dims.drafter else 0),
         "noise": dims.images * dims.tokens * codes * FP32 if dims.noise else 0,
         "pass": PASS_TENSORS * dims.images * nodes * codes * FP32 + recordings,
         "pixels": _pixels(dims),
@@ -160,9 +162,9 @@ def decoding_peak(dims: Dimensions) -> int:
     return cache + noise + max(one_pass, pixels)
 
 
-def _cache(config: DecoderConfig, dims: Dimensions) -> int:
-    """Returns the bytes of the keys and values of a decoder or a drafter."""
-    entries = dims.images * dims.branches * (dims.prompt + dims.tokens + dims.nodes)
+def _cache(config: DecoderConfig, dims: Dimensions, step: int) -> int:
+    """Returns the bytes of the keys and values of a decoder or a drafter. step: entries of one step."""
+    entries = dims.images * dims.branches * (dims.prompt + dims.tokens + step)
     size = 2 * config.num_kv_heads * aligned(config.head_dim)
     return config.num_layers * entries * size * dims.element
 

@@ -17,6 +17,7 @@ from adt_tree.relax import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.sampling import Sampling
 from models.cell_tokens import CellIds
+from models.checkpoint.files import expanded
 from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import DiffusionDecoder
@@ -120,18 +121,21 @@ class Model:
         return self.no_codec_message if self.diffusion is None else self.diffusion.missing
 
     def encode(self, text: str) -> EncodedPrompt:
-        """Returns the prompt in the form that a target's prefill takes."""
-        return self.prompts.encode(text)
+        """Returns a text as the prompt that a target's prefill takes. UserError as in PromptEncoder."""
+        return self.prompts(text)
 
     def encode_all(self, texts: Sequence[str]) -> list[EncodedPrompt]:
         """Encodes all prompts of a run, then frees what only encoding needs, such as a text encoder."""
-        encoded = [self.prompts.encode(text) for text in texts]
+        encoded = [self.prompts(text) for text in texts]
         self.prompts.release()
         return encoded
 
-    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> ARTarget:
+    def target(
+        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, max_drafted: int = 0
+    ) -> ARTarget:
         """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens. Raises UserError if decoding with it needs more memory than the device has free.
+        tokens. Raises UserError if decoding with it, and with a drafter whose cache has room for max_drafted
+        entries a step, needs more memory than the device has free.
 
         On a CPU this packs the decoder's layers and head in place (`packed`): from then on it can decode
         and score, but not be trained or saved. The same holds for drafter().
@@ -143,7 +147,8 @@ class Model:
                 "--attention flash: draft trees need a mask, which flash-attn lacks; use the AR baseline "
                 "(--method ar), or --attention sdpa"
             )
-        check_room(self.dimensions(slots, sampling, max_nodes, max_prompt), self.device, self.precision)
+        dims = replace(self.dimensions(slots, sampling, max_nodes, max_prompt), drafted=max_drafted)
+        check_room(dims, self.device, self.precision)
         ids, rows = self.cell_ids, (slots, sampling.branches)
         run = None
         if self.graphs:
@@ -207,7 +212,7 @@ class Model:
         keeps one; if there is none, it is computed. Raises CheckpointError if a table does not fit the
         codebook.
         """
-        path = find_table((table,) if table else self.tables, self.num_codes)
+        path = find_table((Path(expanded(table)),) if table else self.tables, self.num_codes)
         if table is not None and path is None:
             raise CheckpointError(
                 f"--lantern_table {table}: no such file, nor a top_{self.num_codes - 1}_indices.npy in it"

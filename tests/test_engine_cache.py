@@ -143,10 +143,10 @@ def test_idle_engines_make_room_before_trees_shrink(
     """With `auto`, trees for which there is no room are left out, but not because of idle engines."""
     target = type(fresh.model).target
 
-    def tight(*given: Any) -> Any:
+    def tight(*given: Any, max_drafted: int = 0) -> Any:
         if builds.targets:
             raise NoRoom("no room")
-        return target(*given)
+        return target(*given, max_drafted)
 
     monkeypatch.setattr(type(fresh.model), "target", tight)
     fresh("sun", "ar")

@@ -96,8 +96,7 @@ class T5Text:
     def encode(self, text: str) -> tuple[Tensor, tuple[str, ...]]:
         """Returns the features of the cleaned text, those of the end-of-text token included, and warnings:
         that nothing is left of the text, or that its end is cut off."""
-        if self._encoder is None:
-            self._encoder = self._load()
+        encoder = self._encoder = self._encoder or self._load()  # another thread may release it
         cleaned = clean(text)
         tokens = self.tokenizer.encode(cleaned)
         warnings: tuple[str, ...] = ()
@@ -106,7 +105,7 @@ class T5Text:
         if tokens.overflowing:
             warnings = (f"only its first {len(tokens.ids)} tokens are read",)
         ids = torch.tensor([tokens.ids], device=self.device)
-        return self._encoder(input_ids=ids).last_hidden_state[0], warnings
+        return encoder(input_ids=ids).last_hidden_state[0], warnings
 
     def release(self) -> None:
         """Frees the weights. The next encode() loads them again."""
