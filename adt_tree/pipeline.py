@@ -7,8 +7,9 @@ out.images[0].save("heart.png")
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,8 @@ from PIL import Image, ImageChops, ImageDraw
 from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
-from adt_tree.errors import UserError
-from adt_tree.method import METHODS, Lantern, Method, RelaxedRule
+from adt_tree.errors import UserError, as_seed, shown
+from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method, RelaxedRule
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.relaxed.settings import Rows
@@ -30,6 +31,8 @@ from models.loading import load, pick_graphs
 from models.model import Model
 
 OPTIONS = LoadOptions()
+Prompts = str | Iterable[str]  # a text or texts: a list, an array, a column of a table, a generator
+Seeds = int | Iterable[int]  # the first of consecutive seeds, or one seed for each prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +98,24 @@ class Pipeline:
     @classmethod
     def from_pretrained(
         cls,
-        model: str = "emoji",
+        model: str | os.PathLike[str] = "emoji",
         *,
-        drafter: str | None = None,
-        device: str | None = None,
+        drafter: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
         precision: str | None = None,
         cuda_graphs: bool | None = None,
         options: LoadOptions = OPTIONS,
     ) -> Pipeline:
         """Loads a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
 
+        drafter: folder or hub id of its drafter network, by default the one that lies beside it, if any.
         cuda_graphs: replay the parts of a step as CUDA graphs, by default on CUDA. options: all options of
         loading; the arguments before it replace its fields unless they are None.
         """
         options = replace(
             options,
-            drafter_path=drafter or options.drafter_path,
-            device=device or options.device,
+            drafter_path=options.drafter_path if drafter is None else os.fspath(drafter),
+            device=str(device or options.device),
             precision=precision or options.precision,
             cuda_graphs=options.cuda_graphs if cuda_graphs is None else cuda_graphs,
         )
@@ -123,11 +127,12 @@ class Pipeline:
 
         tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are
         ordered differently here, and on a CPU the layers, which decoding copies into a packed form
-        (models.decoder.packed). CheckpointError for any other model.
+        (models.decoder.packed). CheckpointError for any other model, and for options that it does not read.
         """
-        from models.layouts.adopted import adopt
+        from models.layouts.adopted import ADOPTION, adopt
 
-        adopted = adopt(model, tokenizer, options)
+        with ADOPTION:
+            adopted = adopt(model, tokenizer, options)
         return cls(replace(adopted, graphs=pick_graphs(options.cuda_graphs, adopted.device.type)))
 
     def method(
@@ -145,8 +150,8 @@ class Pipeline:
     ) -> Method:
         """Returns a method, by default that of the model. None means the default of the model or method.
 
-        A Method is returned as it is. UserError for settings that the method does not take, and for any
-        setting that is given together with a Method.
+        A Method is returned as it is. UserError for settings that the method does not take, for any setting
+        that is given together with a Method, and for a method whose drafter network was not loaded.
         """
         settings: dict[str, Any] = {
             "sampling": sampling, "tree": tree, "lantern": lantern, "verify": verify, "rules": rules,
@@ -157,12 +162,19 @@ class Pipeline:
             if settings:
                 setting = next(iter(settings))
                 raise UserError(f"{setting}: the Method has this setting already; give only one of the two")
-            return name
-        name = name or self.default_method
-        # AutoTree only for exact methods: the image of another one would depend on the sizes that it chooses.
-        auto = lantern is None and control is None and relaxed is None
-        default_tree = self.model.spec.default_tree(name, auto=auto)
-        return Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})
+            method = name
+        else:
+            name = name or self.default_method
+            # AutoTree only for exact methods: others' images would depend on the sizes that it chooses.
+            auto = lantern is None and control is None and relaxed is None
+            default_tree = self.model.spec.default_tree(name, auto=auto)
+            method = Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})
+        if method.spec.network and self.model.drafter_net is None:
+            raise UserError(
+                f"method {method.name!r}: {self.model.name} was loaded without the drafter network that it "
+                f"needs; give one (drafter, --drafter_path), or choose one of {', '.join(self.methods)}"
+            )
+        return method
 
     @property
     def methods(self) -> list[str]:
@@ -179,18 +191,20 @@ class Pipeline:
 
     @property
     def default_method(self) -> str:
-        """The method of calls that name none: an exact one."""
-        return self.model.spec.method
+        """The method of calls that name none: the family's, or self-draft, which gives the same images, where
+        that one needs a drafter network and none is loaded. Either is exact."""
+        usual = self.model.spec.method
+        return usual if usual in self.methods else SELF_DRAFT.name
 
     def __call__(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompts,
         method: str | Method | None = None,
         *,
         sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: Seeds = 0,
         batch_size: int = 1,
     ) -> Output:
         """Returns images of the prompts.
@@ -209,13 +223,13 @@ class Pipeline:
 
     def stream(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompts,
         method: str | Method | None = None,
         *,
         sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: Seeds = 0,
         batch_size: int = 1,
     ) -> Generator[StreamStep, None, None]:
         """Yields every target call of the images that __call__ would make, as it happens.
@@ -232,22 +246,25 @@ class Pipeline:
                     first = self.model.grid.number(step.position)
                     yield StreamStep(int(image.name), first, image.codes[first:], step, view)
 
-    def requests(
-        self, prompts: str | Sequence[str], seed: int | Sequence[int], names: Sequence[str] | None = None
-    ) -> list[Request]:
+    def requests(self, prompts: Prompts, seed: Seeds, names: Sequence[str] | None = None) -> list[Request]:
         """Returns one request per prompt, named by its index unless `names` are given. What the user must
         know about a prompt, such as that it was cut, is in the request and one line on stderr.
 
         Prompt n has seed + n, unless a seed is given for each. UserError for a prompt that does not fit the
         model, and if there are not as many seeds as prompts.
         """
-        texts = [prompts] if isinstance(prompts, str) else prompts
+        texts = [prompts] if isinstance(prompts, str) else listed(prompts)
         if not texts:
-            raise UserError("no prompt: give a text or a list of texts")
-        numbers = range(len(texts))
-        seeds = [seed + number for number in numbers] if isinstance(seed, int) else list(seed)
+            raise UserError(f"no prompt in {shown(prompts)}: give a text or several texts")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise UserError(f"prompt {number} is {shown(text)}, not a text: give texts alone")
+        numbers, seeds = range(len(texts)), listed(seed)
+        if seeds is None:
+            seeds = [as_seed(seed) + number for number in numbers]
         if len(seeds) != len(texts):
             raise UserError(f"{len(seeds)} seeds for {len(texts)} prompts: give one seed, or one for each")
+        seeds = [as_seed(seed) for seed in seeds]
         encoded = self.model.encode_all(texts)
         parts = zip(names or map(str, numbers), encoded, seeds, strict=True)
         requests = [Request(name, prompt, seed, warnings=prompt.warnings) for name, prompt, seed in parts]
@@ -285,6 +302,14 @@ class Pipeline:
         pen.rectangle((0, bottom, picture.width, picture.height), fill=0)  # all rows below
         picture.putalpha(ImageChops.multiply(picture.getchannel("A"), mask))
         return picture
+
+
+def listed(values: Any) -> list[Any] | None:
+    """Returns the entries of an iterable; None for a value that is none, and for a text."""
+    try:
+        return None if isinstance(values, str) else list(values)
+    except TypeError:
+        return None
 
 
 def _views(output: StepOutput) -> list[TreeView]:

@@ -61,13 +61,13 @@ def check_graphs(options: ModelOptions, device: str) -> dict[str, Any]:
     return {"graphs": graphs, "compiled": options.compile}
 
 
-def load_options(options: CheckpointOptions, need_drafter: bool = False) -> LoadOptions:
+def load_options(options: CheckpointOptions, need_drafter: bool | None = False) -> LoadOptions:
     """Returns the options of loading; those that a command does not offer keep their defaults."""
     values = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
     return LoadOptions(**values, need_drafter=need_drafter)
 
 
-def load(options: ModelOptions, need_drafter: bool, more_prompts: bool = False) -> Pipeline:
+def load(options: ModelOptions, need_drafter: bool | None, more_prompts: bool = False) -> Pipeline:
     """Returns the model that the options name, ready to decode.
 
     more_prompts: the text encoder stays in memory, because prompts will follow the first images. Raises
@@ -94,15 +94,5 @@ def load_without_drafter(options: ModelOptions, *unread: str) -> Pipeline:
 
 
 def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
-    """Returns the model with its drafter network or, if that cannot be loaded, without it and with a warning.
-
-    Raises UserError if --drafter_path names a drafter that cannot be loaded.
-    """
-    try:
-        return load(options, need_drafter=True, more_prompts=True)
-    except UserError as error:
-        if options.drafter_path is not None:
-            raise
-        pipe = load(options, need_drafter=False, more_prompts=True)
-        print(f"{error}; only the methods that need no drafter can be chosen", flush=True)
-        return pipe
+    """Returns the model with its drafter network, if there is one."""
+    return load(options, need_drafter=None, more_prompts=True)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, store
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import method_spec
 from adt_tree.policy import AdaptiveTree, Tree, TreeShape
 from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
+from models.checkpoint.files import expanded
 from models.checkpoint.hub import locate
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name, from the headers o
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The options of loading a model, in plain values. None means the family's default."""
+    """The options of loading a model, in plain values. None means the family's default. Paths may also be
+    objects or begin with ~, and the device may be torch's."""
 
     model_path: str | None = None  # the target: a folder, a file or a hub id
     drafter_path: str | None = None  # a folder or a hub id
@@ -48,7 +50,8 @@ class LoadOptions:
     cuda_graphs: bool | None = None  # replay the parts of a step as CUDA graphs; None: on CUDA alone
     attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
     deterministic: bool = False  # every exact method gives the same image in bf16 too (CPU only)
-    need_drafter: bool = True
+    # Whether the drafter network is loaded. None: if there is one; True: CheckpointError if there is none.
+    need_drafter: bool | None = None
     drafter_alignment: str | None = None  # one of ALIGNMENTS (models.alignment); None: the first
     target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
@@ -59,6 +62,11 @@ class LoadOptions:
     trust_torchscript: bool = False  # run the code in SimpleAR's decoder of pixels
     text_encoder: str | None = None  # LlamaGen's T5
     keep_text_encoder: bool = False  # keep it in memory after the prompts of a run are encoded
+
+    def __post_init__(self) -> None:
+        paths = ("model_path", "drafter_path", "tokenizer_base_path", "vq_path", "text_encoder")
+        given = {name: value for name in paths if (value := getattr(self, name)) is not None}
+        store(self, {name: expanded(value) for name, value in given.items()} | {"device": str(self.device)})
 
 
 @dataclass(frozen=True, slots=True)

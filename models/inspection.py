@@ -47,8 +47,8 @@ def inspect(model: str, options: LoadOptions) -> list[Component]:
     if loaded is None:
         place = drafter_path or _shown(spec.drafter_folder)
         return [target, Component("drafter", place, "not checked: repair the target first")]
-    path = Path(drafter_path) if drafter_path else drafter_folder(spec, find_target(spec, options))
-    drafter = Component("drafter", _shown(path), "" if drafter_path or path.exists() else "not there")
+    path = drafter_path or drafter_folder(spec, find_target(spec, options), options)
+    drafter = Component("drafter", _shown(Path(path or spec.drafter_folder)), "" if path else "not there")
     if not drafter.note:
         loaded = drafter.check(lambda: load(model, replace(headers, need_drafter=True))) or loaded
     table_path = find_table(loaded.tables, loaded.num_codes)

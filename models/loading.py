@@ -15,6 +15,7 @@ import torch
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint.config import read_config
+from models.checkpoint.files import expanded
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
 from models.decoder.packed import row_invariant
@@ -25,13 +26,12 @@ from models.registry import SPECS
 DEFAULTS = LoadOptions()
 
 
-def load(model: str, options: LoadOptions = DEFAULTS) -> Model:
+def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Model:
     """Loads the model that `model` names: a family of models.registry, or a checkpoint's folder or hub id.
 
-    Weights are cast to the precision as they are read; the codec stays fp32. A drafter in the folder
-    `drafter` beside its target precedes the default drafter of the family. Raises CheckpointError.
+    Weights are cast to the precision as they are read; the codec stays fp32. Raises CheckpointError.
     """
-    spec, options = _family(model, options)
+    spec, options = _family(expanded(model), options)
     if options.drafter_alignment not in (None, *ALIGNMENTS):
         choices = ", ".join(ALIGNMENTS)
         raise CheckpointError(f"--drafter_alignment {options.drafter_alignment}: choose one of {choices}")
@@ -111,16 +111,22 @@ def find_files(spec: ModelFamily, options: LoadOptions, device: str, precision: 
     if not folder.exists():
         fetch = f"fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or " if spec.published else ""
         raise CheckpointError(f"{folder} does not exist: {fetch}give --model_path (a folder or a hub id)")
-    drafter = None
-    if options.need_drafter:
-        drafter = locate(options.drafter_path) if options.drafter_path else drafter_folder(spec, folder)
+    drafter = None if options.need_drafter is False else drafter_folder(spec, folder, options)
+    if drafter is None and options.need_drafter:
+        raise CheckpointError(
+            f"{folder} has no drafter network: give one by --drafter_path, or a method that needs none, such "
+            "as --method self-draft"
+        )
     return Checkpoint(spec, folder, drafter, DTYPES[precision], torch.device(device), options)
 
 
-def drafter_folder(spec: ModelFamily, target: Path) -> Path:
-    """Returns the default folder of a target's drafter: the one beside the target, or the family's."""
-    beside = home_of(target) / "drafter"
-    return beside if beside.is_dir() else spec.drafter_folder
+def drafter_folder(spec: ModelFamily, target: Path, options: LoadOptions) -> Path | None:
+    """Returns the folder of a target's drafter: --drafter_path, which may be a hub id, or `drafter` beside
+    the target, or, for the family's own target alone, the family's. None if there is none."""
+    if options.drafter_path:
+        return locate(options.drafter_path)
+    places = [home_of(target) / "drafter", *([] if options.model_path else [spec.drafter_folder])]
+    return next((folder for folder in places if folder.is_dir()), None)
 
 
 def pick_device(name: str) -> str:

@@ -8,19 +8,28 @@ decoding also copies all layers into oneDNN's layout (models.decoder.packed).
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import fields
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
+import torch
+
 from adt_tree.errors import CheckpointError
+from models.checkpoint.config import refuse_quantised
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
 from models.family import Checkpoint, LoadOptions
 from models.image_tokens import ImageTokens
 from models.layouts import chameleon, emu3, glm_image, janus
 from models.layouts.chat import ChatTokenizer
-from models.model import Model
+from models.model import DTYPES, Model
 from models.registry import spec_of
 
+DEFAULTS = LoadOptions()
+READ = {"target_size", "drafter_path", "tokenizer_base_path", "need_drafter", "cuda_graphs"}  # of LoadOptions
+ADOPTION = RLock()  # held while a model is taken over, which moves its parameters
 # model_type -> model family
 FAMILY_OF = {"janus": "janus_pro", "emu3": "emu3", "chameleon": "anole", "glm_image": "glm_image"}
 # model_type -> layout, of the families whose images transformers' `generate` can make
@@ -44,23 +53,29 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     device.
 
     tokenizer: the processor or tokenizer of transformers that belongs to the model. It may be None if the
-    model_type is in WITH_IMAGE_TOKENS; prompts are then token ids. options: the fields read are target_size,
-    ratio, height, width, drafter_path and, for Chameleon, tokenizer_base_path, the folder of Meta's VQGAN,
-    because transformers has no pixel decoder for it. The transformers model stays usable, but must not be
-    trained or moved: shared weights would change with it, copied ones would not. CheckpointError for another
-    kind of model, or for one that is spread over several devices.
+    model_type is in WITH_IMAGE_TOKENS; prompts are then token ids. options: those in READ are read; for
+    Chameleon, tokenizer_base_path is the folder of Meta's VQGAN, because transformers has no pixel decoder
+    for it. The transformers model stays usable, but must not be trained or moved: shared weights would change
+    with it, copied ones would not. CheckpointError for another kind of model, for one that is quantised or
+    that decoding cannot run as it is, and for options that are not read.
     """
-    kind = getattr(model.config, "model_type", None)
+    kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in FAMILY_OF:
         raise CheckpointError(
             f"a model of type {kind!r} cannot be adopted: the types that can are {', '.join(FAMILY_OF)}"
         )
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) != 1:
-        raise CheckpointError(f"the {kind} model is spread over {len(devices)} devices: load it on one")
-    spec, folder = spec_of(FAMILY_OF[kind]), Path(model.config._name_or_path or f"the {kind} model")
+    spec, title = spec_of(FAMILY_OF[kind]), f"the {kind} model"
+    refuse_quantised(model.config.to_dict(), title)
+    device, precision = _placed(model, title)
+    given = {"device": str(device), "precision": precision}
+    for name in (field.name for field in fields(LoadOptions)):
+        read = name in READ or name in spec.options
+        value = getattr(options, name)
+        if not read and value not in (getattr(DEFAULTS, name), given.get(name)):
+            raise CheckpointError(f"{name} {value}: {title} is loaded already; leave the option out")
+    folder = Path(model.config._name_or_path or title)
     drafter = locate(options.drafter_path) if options.drafter_path else None
-    checkpoint = Checkpoint(spec, folder, drafter, model.dtype, devices.pop(), options)
+    checkpoint = Checkpoint(spec, folder, drafter, DTYPES[precision], device, options)
     config, state = model.config.to_dict(), weights_in_memory(model, folder)
     if tokenizer is None:
         return WITH_IMAGE_TOKENS[kind].assemble(checkpoint, config, state, None)
@@ -70,7 +85,22 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
             state = state.beside(read_weights(folder))
         return chameleon.assemble(checkpoint, config, state, text_tokenizer.backend_tokenizer)
     if text_tokenizer.chat_template is None:
+        text_tokenizer = copy(text_tokenizer)  # the caller's stays as it is
         text_tokenizer.chat_template = getattr(tokenizer, "chat_template", None)
     chat = ChatTokenizer(text_tokenizer, "the tokenizer", model.generation_config.to_dict())
     assemble = {"janus": janus.assemble, "emu3": emu3.assemble, "glm_image": glm_image.assemble}[kind]
     return assemble(checkpoint, config, state, lambda: chat)
+
+
+def _placed(model: Any, title: str) -> tuple[torch.device, str]:
+    """Returns the device and the precision of a model. CheckpointError if it has several devices, or weights
+    of a dtype that is not in DTYPES."""
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    if len(devices) != 1 or "meta" in devices:
+        raise CheckpointError(f"{title} lies on {', '.join(sorted(devices))}: load it on one device")
+    precisions = {dtype: name for name, dtype in DTYPES.items()}
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in precisions:
+            choices = ", ".join(map(str, precisions))
+            raise CheckpointError(f"{title} has {name} in {parameter.dtype}: load it in one of {choices}")
+    return torch.device(devices.pop()), precisions[model.dtype]
