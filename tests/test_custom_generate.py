@@ -37,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "callable": {"custom_generate": generate},
     "folder": {"custom_generate": str(ROOT), "trust_remote_code": True},
 }
+WRAPPED: dict[str, Any] = {"custom_generate": lambda *inputs, **more: generate(*inputs, **more)}
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "num_beams": {"num_beams": 2},
     "streamer": {"streamer": Streamer()},
     "num_return_sequences": {"num_return_sequences": 2, "do_sample": True},
-    "return_dict_in_generate": {"return_dict_in_generate": True},
+    "output_scores": {"return_dict_in_generate": True, "output_scores": True},
+    "penalty_alpha": {"penalty_alpha": 0.5, "top_k": 4},
+    "labels": {"labels": torch.ones(2, 4, dtype=torch.int64)},
+    "seed 1.5": {"seed": 1.5},
+    "guidance 1000": {"guidance_scale": 1000.0},
     "function": {"logits_processor": [custom]},
     "MaxTimeCriteria": {"max_time": 9.0},
     "RepetitionPenalty": {"repetition_penalty": 1.2},
@@ -220,14 +225,45 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("word", "form"), [*((word, "callable") for word in REFUSED), ("streamer", "folder")]
+    ("word", "form"),
+    [
+        *((word, "callable") for word in REFUSED),
+        *((w, f) for w in ("streamer", "labels") for f in ("folder", "")),
+    ],
 )
 def test_what_cannot_be_honoured_is_refused(
     model: Any, encode: Callable[..., Any], form: str, word: str
 ) -> None:
+    """A function of the caller around ours, the form without a name, changes nothing."""
     with pytest.raises(UserError) as refused:
-        model.generate(**(arguments(encode, 2) | REFUSED[word]), **FORMS[form])
+        model.generate(**(arguments(encode, 2) | REFUSED[word]), **FORMS.get(form, WRAPPED))
     assert word in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_dictionary_of_sequences(model: Any, encode: Callable[..., Any]) -> None:
+    """Transformers' own example of Emu3 asks for it."""
+    call = arguments(encode, 2)
+    expected = model.generate(**call, **FORMS["callable"])
+    for form in (*FORMS.values(), WRAPPED):
+        output = model.generate(**call, **form, return_dict_in_generate=True)
+        assert torch.equal(output.sequences, expected) and output.past_key_values is None
+
+
+def test_arguments_that_generate_itself_adds_are_harmless(model: Any, encode: Callable[..., Any]) -> None:
+    """A new release may prepare more of them. A cache that holds a prefix is refused, whatever its name."""
+    from transformers import DynamicCache
+
+    call, full = arguments(encode, 1), DynamicCache()
+    full.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
+
+    def newer(*inputs: Any, added: Any = DynamicCache(), **more: Any) -> Any:  # noqa: B008
+        return generate(*inputs, **more, added=added)
+
+    assert torch.equal(
+        model.generate(**call, custom_generate=newer), model.generate(**call, **FORMS["callable"])
+    )
+    with pytest.raises(UserError, match="added: a prompt"):
+        model.generate(**call, custom_generate=newer, added=full)
 
 
 def test_other_positions_are_refused(model: Any, encode: Callable[..., Any]) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from adt_tree.engine_cache import size_of
-from adt_tree.generation.call_settings import refuse
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.image_tokens import ImageTokens
-from models.layouts.adopted import image_tokens
+from models.layouts.adopted import ADOPTION, image_tokens
 
 Stamp = tuple[tuple[int, int], ...]
 
@@ -31,23 +30,19 @@ class Adopted:
     @classmethod
     def of(cls, model: Any) -> Adopted:
         """Takes a model over. A second call returns the same object, unless the weights have changed."""
-        adopted, now = ADOPTED.get(model), stamp(model)
-        if adopted is None or adopted.stamp != now:
-            ADOPTED.pop(model, None)
-            tokens, pipe = image_tokens(model), Pipeline.from_transformers(model, None)
-            adopted = ADOPTED[model] = cls(pipe, tokens, stamp(model))  # adoption itself moves parameters
+        with ADOPTION:  # two threads must not both take it over
+            adopted, now = ADOPTED.get(model), stamp(model)
+            if adopted is None or adopted.stamp != now:
+                ADOPTED.pop(model, None)
+                tokens, pipe = image_tokens(model), Pipeline.from_transformers(model, None)
+                adopted = ADOPTED[model] = cls(pipe, tokens, stamp(model))  # adoption itself moves parameters
         return adopted
 
     def method(self, name: str | Method | None, sampling: Sampling) -> Method:
         """Returns a method with this sampling. UserError for a method that needs a drafter network."""
         if isinstance(name, Method):
-            method = replace(name, sampling=sampling)
-        else:
-            method = self.pipe.method(name, sampling=sampling)
-        if method.name not in self.pipe.methods:
-            names = ", ".join(self.pipe.methods)
-            refuse(f"method {method.name!r}: it needs a drafter network; choose {names}")
-        return method
+            return self.pipe.method(replace(name, sampling=sampling))
+        return self.pipe.method(name, sampling=sampling)
 
     def decode(self, requests: Sequence[Request], grid: Grid, method: Method) -> list[list[int]]:
         """Returns the codes of every request's image, all of which are in flight at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,11 +13,11 @@ from torch import Tensor
 from adt_tree.errors import UserError
 from adt_tree.sampling import Sampling
 
-# Arguments that `generate` may pass: some are read here, the others do not change the tokens.
+# Arguments that a caller may give: some are read here, the others do not change the tokens.
 ACCEPTED = {
-    "attention_mask", "generation_config", "image_grid_thw", "image_sizes", "images_per_sample",
-    "logits_processor", "logits_to_keep", "mm_encoder_outputs", "past_key_values", "position_ids",
-    "stopping_criteria", "synced_gpus", "use_cache",
+    "attention_mask", "generation_config", "image_grid_thw", "image_sizes", "images_per_sample", "input_ids",
+    "logits_processor", "logits_to_keep", "past_key_values", "position_ids", "stopping_criteria",
+    "synced_gpus",
 }  # fmt: skip
 
 
@@ -25,31 +26,43 @@ def refuse(reason: str) -> NoReturn:
     raise UserError(f"custom_generate: {reason}")
 
 
-def check(input_ids: Tensor, arguments: Mapping[str, Any], caller: Mapping[str, Any]) -> None:
-    """Refuses arguments that change the result or its form in a way that this engine does not follow.
+def call_of_generate() -> Mapping[str, Any]:
+    """Returns the parameters of the call of transformers' `generate` that this function runs in, however many
+    functions lie between; {} outside of one.
 
-    caller: the local variables of `generate`. It passes a streamer and an assistant model to transformers'
-    own decoding methods, but not to a function given as custom_generate. Without this check a reader of the
-    streamer would wait forever.
+    `generate` does not pass all of its arguments to a function given as custom_generate, and does not tell
+    those of its caller from those that it has prepared, of which every release may add some.
     """
-    config = arguments["generation_config"]
+    from transformers import GenerationMixin
+
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
+
+
+def check(input_ids: Tensor, arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments that change the result or its form in a way that this engine does not follow, and
+    those of the caller that it does not know."""
+    config, call = arguments["generation_config"], call_of_generate()
     for name in ("streamer", "assistant_model"):
-        if caller.get(name) is not None:
+        if call.get(name) is not None:  # without this check a reader of the streamer would wait for ever
             refuse(f"{name}: it is not supported; leave it out")
-    if config.num_beams not in (None, 1):
-        refuse(f"num_beams {config.num_beams}: beams are not supported; leave it out")
+    mode = config.get_generation_mode().value
+    if mode not in ("greedy_search", "sample"):
+        refuse(f"{mode}: leave out num_beams, penalty_alpha, prompt_lookup_num_tokens and dola_layers")
     if config.num_return_sequences not in (None, 1):
         refuse(f"num_return_sequences {config.num_return_sequences}: repeat the prompts instead")
-    if config.return_dict_in_generate:
-        refuse("return_dict_in_generate: the result is a tensor; leave it out")
-    cache = arguments.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        refuse("past_key_values: a prompt is read from its first token; leave them out")
-    if any(value is not None for value in (arguments.get("mm_encoder_outputs") or {}).values()):
-        refuse("pixel_values: source images are not supported; give a text alone")
-    refused = [name for name, value in arguments.items() if value is not None and name not in ACCEPTED]
-    if refused:
-        refuse(f"{', '.join(sorted(refused))}: not supported; leave it out")
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if config.return_dict_in_generate and getattr(config, name):
+            refuse(f"{name}: the result has sequences alone; leave it out")
+    for name, value in arguments.items():
+        if hasattr(value, "get_seq_length") and value.get_seq_length() > 0:
+            refuse(f"{name}: a prompt is read from its first token; leave it out")
+    given = call.get("kwargs", arguments)
+    unknown = {name for name, value in given.items() if value is not None} - ACCEPTED
+    if refused := sorted(name for name in unknown if not hasattr(config, name)):
+        refuse(f"{', '.join(refused)}: not supported; leave it out")
     positions, mask = arguments.get("position_ids"), arguments.get("attention_mask")
     if positions is not None:
         counted = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(-1) - 1

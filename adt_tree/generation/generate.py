@@ -11,13 +11,13 @@ loop, so neither calls it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from adt_tree.errors import as_seed
 from adt_tree.generation.adopted import Adopted
 from adt_tree.generation.call_settings import CallSettings, check, check_allowed, refuse, unpadded
 from adt_tree.method import Method
@@ -35,24 +35,29 @@ def generate(
     method: str | Method | None = None,
     seed: int | None = None,
     **arguments: Any,
-) -> Tensor:
+) -> Any:
     """Returns the result of model.generate(...) for images: prompts with their left padding, the images'
-    token ids, and the tokens after them as far as max_new_tokens reaches, [B, T] int64.
+    token ids, and the tokens after them as far as max_new_tokens reaches, [B, T] int64; with
+    return_dict_in_generate these are the `sequences` of a GenerateDecoderOnlyOutput.
 
     Only codes may come inside an image. At temperature 0 the tokens are those of `generate` under that
     constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
     sampling is replaced by that of `generate`; None: the model's default. seed: row n has seed + n;
     None: a seed from torch's global generator. arguments: those that transformers passes to any decoding
-    method, ACCEPTED in call_settings.py. UserError for any other, and for values that cannot be honoured.
+    method. UserError for what the caller set and cannot be honoured, or is neither a setting of generation
+    nor ACCEPTED in call_settings.py.
     """
     if "inputs" in arguments:  # the folder form: `generate` passes its arguments on before it prepares them
         return _prepare(model, input_ids, arguments, method, seed)
+    from transformers.generation import GenerateDecoderOnlyOutput
+
     assert input_ids is not None
-    frame = inspect.currentframe()
-    check(input_ids, arguments, frame.f_back.f_locals if frame and frame.f_back else {})
+    check(input_ids, arguments)
     settings = CallSettings.read(arguments)
     with torch.no_grad():
-        return _decode(model, input_ids, arguments, settings, method, seed)
+        rows: Any = _decode(model, input_ids, arguments, settings, method, seed)
+    as_dict = arguments["generation_config"].return_dict_in_generate
+    return GenerateDecoderOnlyOutput(sequences=rows) if as_dict else rows
 
 
 def _prepare(
@@ -61,7 +66,7 @@ def _prepare(
     arguments: dict[str, Any],
     method: str | Method | None,
     seed: int | None,
-) -> Tensor:
+) -> Any:
     """Calls `generate` again with this file's function as its decoding method, so that transformers prepares
     the inputs and the effective configuration as for any decoding method."""
     from transformers import GenerationMixin
@@ -69,8 +74,8 @@ def _prepare(
     passed_on = {name: value for name, value in arguments.items() if name not in LOADING}
     if input_ids is not None:
         passed_on["input_ids"] = input_ids
-    result = GenerationMixin.generate(model, custom_generate=generate, method=method, seed=seed, **passed_on)
-    return cast(Tensor, result)
+    decode: Any = GenerationMixin.generate  # its types do not declare the arguments of a decoding method
+    return decode(model, custom_generate=generate, method=method, seed=seed, **passed_on)
 
 
 def _decode(
@@ -100,9 +105,10 @@ def _decode(
         blank = tokens.sequence([0] * grid.size, grid) + closing
         check_allowed(settings.allowed, with_rows(input_ids, [blank] * len(prompts)), start, tokens.codes)
     if seed is None:
-        seed = 0 if settings.sampling.greedy else int(torch.randint(2**31, ()))
+        seed = 0 if settings.sampling.greedy else int(torch.randint(2**31, (), device="cpu"))
+    seed = as_seed(seed)
     pairs = zip(prompts, unconditional(settings, input_ids), strict=True)
-    requests = [Request(str(row), Prompt(*pair), seed + row) for row, pair in enumerate(pairs)]
+    requests = [Request(str(row), Prompt(*pair), as_seed(seed + row)) for row, pair in enumerate(pairs)]
     codes = adopted.decode(requests, grid, adopted.method(method, settings.sampling))
     rows = with_rows(input_ids, [tokens.sequence(image, grid) + closing for image in codes])
     if settings.allowed:
