@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -128,35 +127,28 @@ class Device(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators = Counter[str]()  # launches by operator
+        self.launches = 0
         self.reads = 0  # times that the host waited for numbers
-        self.faults = Counter[str]()
+        self.faults = set[str]()
         self.memory = Memory()
-        self.recordings = 0
         self._silent = False
         self._single = set(WHOLE)  # operators that are not made of others
         self._known: dict[Hashable, Any] = {}  # layouts of results
 
-    @property
-    def total(self) -> int:
-        """Returns the number of launches so far."""
-        return self.operators.total()
-
     def forget(self) -> None:
-        """Resets all counts except recordings and memory."""
-        self.operators.clear()
+        """Resets all counts except memory."""
+        self.launches = self.reads = 0
         self.faults.clear()
-        self.reads = 0
 
-    def note(self, name: str, kernels: int = 1) -> None:
+    def note(self, kernels: int = 1) -> None:
         """Counts launches, unless they are silent."""
         if not self._silent:
-            self.operators[name] += kernels
+            self.launches += kernels
 
-    def read(self, name: str) -> None:
+    def read(self) -> None:
         """Counts a launch for which the host waits."""
         self.reads += 1
-        self.note(name)
+        self.note()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -177,7 +169,7 @@ class Device(TorchDispatchMode):
         if name not in COPIES and len({x.device for x in tensors if x.dim()}) > 1:
             raise RuntimeError(f"{name}: all tensors must be on the same device")
         if func in READS:
-            self.read("read")
+            self.read()
             return args[0].dtype.is_floating_point and 0.0  # 0.0, or False, which is the integer 0
         if func not in self._single and func.namespace == "aten":
             with self:  # a composite operator dispatches its parts to this mode
@@ -189,7 +181,7 @@ class Device(TorchDispatchMode):
         if func is ATTENTION:
             self.faults.update(attention_faults(*args, **given))
         if not (func.is_view or "empty" in name or name in NO_KERNEL):
-            self.note(name, KERNELS.get(name, 1))
+            self.note(KERNELS.get(name, 1))
         if not func.is_view:
             self._note_results(name, args, answer)
         return answer
@@ -218,9 +210,9 @@ class Device(TorchDispatchMode):
             if tensor.device == GPU:
                 self.memory.note(tensor)
             elif name != "lift_fresh":
-                self.faults[f"{name} on {tensor.device}"] += 1
+                self.faults.add(f"{name} on {tensor.device}")
             if name in COPIES and any(isinstance(x, Tensor) and x.device.type == "cpu" for x in args):
-                self.faults[PAGEABLE] += 1
+                self.faults.add(PAGEABLE)
 
 
 def attention_faults(
@@ -255,10 +247,9 @@ class FakeRecorder:
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Runs a function once without counting its launches. Returns a replay, which counts one."""
-        self._device.recordings += 1
         with self._device.silent(), self._device.memory.recording():
             run()
-        return lambda: self._device.note("replay")
+        return self._device.note
 
 
 def shape_of(values: object) -> tuple[int, ...]:
@@ -293,7 +284,7 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
     gpu, script, copied = Device(), Script(), adt_tree.tree.to_device
 
     def to_device(values: Any, device: torch.device) -> Tensor:
-        gpu.note("copy to the device")
+        gpu.note()
         with gpu.silent():
             return torch.zeros(shape_of(values), dtype=torch.int64, device=device)
 
@@ -303,13 +294,13 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
         """Copies numbers from pageable memory to the device, where they are zeros."""
         if torch.device(device).type == "cpu":
             return make(values, dtype=dtype, device=device)
-        gpu.note(PAGEABLE)
-        gpu.faults[PAGEABLE] += 1
+        gpu.note()
+        gpu.faults.add(PAGEABLE)
         with gpu.silent():
             return torch.zeros(shape_of(values), dtype=dtype or make(values).dtype, device=device)
 
     def tolist(table: Tensor) -> list[list[float]]:
-        gpu.read("copy to the host")
+        gpu.read()
         return script.table(*table.shape)
 
     advance, fill = adt_tree.batch.BatchSlots.advance, NoiseTable.begin

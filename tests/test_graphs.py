@@ -6,31 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from adt_tree import Pipeline
-from adt_tree.engine import Engine, build
-from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
-from adt_tree.policy import AdaptiveTree, TreeShape
-from adt_tree.proposers.eagle import EagleProposer
-from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.records import Decoded
-from adt_tree.rivals.jacobi_window import JacobiWindow
-from adt_tree.roles import Request, run_directly
 from adt_tree.sampling import Sampling
-from models.family import ALIGNMENTS
 from models.graphs import CudaRecorder, GraphRunner, context_bucket, row_bucket
 from models.loading import pick_graphs
 from tests import test_row_ends as lined
-from tests.checkpoints import Checkpoints, load
+from tests.checkpoints import Checkpoints
 from tests.decoding import codes_of
-from tests.methods import RELAXED
 from tests.tape import Machine
 from tests.test_engine import IMAGES, PLAIN, TREE, drafted_methods, exact_methods, new_engine, one_of_each
 
@@ -51,12 +41,6 @@ def test_graphs_are_the_default_on_cuda(asked: bool | None, device: str, used: b
     assert pick_graphs(asked, device) is used
 
 
-def test_a_cpu_has_no_graphs(tiny_checkpoint: Path) -> None:
-    assert not Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu").model.graphs
-    with pytest.raises(CheckpointError, match="cuda_graphs"):
-        Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", cuda_graphs=True)
-
-
 def graphs_of(target: object) -> GraphRunner | None:
     """Returns the graph runner of a target, or None without graphs."""
     run = getattr(target, "run", None)
@@ -69,7 +53,7 @@ def steps(images: Iterator[Decoded]) -> dict[str, object]:
 
 
 CASES = [(method, 3) for method in one_of_each(exact_methods(Sampling()) + drafted_methods(Sampling()))]
-CASES += [(method, 1) for method in one_of_each(exact_methods(PLAIN))]
+CASES += [(Method(name, PLAIN, tree), 1) for name, tree in (("ar", None), ("eagle-2", TREE))]
 
 
 @pytest.mark.parametrize(("method", "slots"), CASES, ids=str)
@@ -80,42 +64,29 @@ def test_captured_passes_are_the_direct_ones(method: Method, slots: int) -> None
     assert captured.target.run.captured > 1 and captured.target.cache.store.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["ar", "self-draft", "eagle-2"])
+@pytest.mark.parametrize("name", ["self-draft", "eagle-2"])
 def test_row_ends(name: str) -> None:
     engine = lined.new_engine(Method(name, Sampling(), lined.TREES[name]), 2, graphs=True)
     assert codes_of(engine.decode(lined.IMAGES)) == lined.reference("sampled", 4, 4)
     assert graphs_of(engine.target).captured > 1
 
 
-TREES = {"ar": None, "eagle-2": TreeShape(4, 3, 12)}
-
-
-@pytest.mark.parametrize(
-    ("name", "alignment"), [("self-draft", ALIGNMENTS[0]), *(("eagle-2", which) for which in ALIGNMENTS)]
-)
-def test_models(name: str, alignment: str, tiny_checkpoint: Path) -> None:
-    """Graphs do not change a loaded model's images, in either alignment of its drafter."""
-    outputs = []
-    model = replace(load("emoji", tiny_checkpoint), alignment=alignment)
-    prompts = [model.encode(text) for text in ("sun", "red heart", "pizza")]
-    requests = [Request(str(n), prompt, n) for n, prompt in enumerate(prompts)]
-    method = Method(name, Sampling(), TREES.get(name, TreeShape(9, 3, 20)))
-    for graphs in (True, False):
-        engine = build(replace(model, graphs=graphs), method, 2, max(p.length for p in prompts))
-        assert (graphs_of(engine.target) is not None) == graphs
-        outputs.append([(i.name, i.codes, i.drafter_calls) for i in engine.decode(requests)])
-    assert outputs[0] == outputs[1]
-
-
-@pytest.mark.parametrize("name", ["eagle-2", "self-draft"])
-def test_positions_on_three_axes(name: str, checkpoints: Checkpoints) -> None:
-    """Positions start at the first code of each image, which differs once a slot takes the next prompt."""
-    model = replace(checkpoints["glm_image"].load(), grid=Grid(4, 5, before=(Raster(2, 3),)))
-    pipe, other = Pipeline(model), Pipeline(replace(model, graphs=True))
-    method = Method(name, Sampling(guidance=1.0), TREES.get(name, TreeShape(9, 3, 20)))
+@pytest.mark.parametrize("case", ["unshifted pairs", "positions on three axes"])
+def test_models(case: str, checkpoints: Checkpoints, machine: Machine) -> None:
+    """On three axes, positions start at the first code of each image, which differs once a slot takes the
+    next prompt."""
+    if case == "unshifted pairs":
+        model = replace(checkpoints["emoji"].load(), alignment="unshifted")
+    else:
+        model = replace(checkpoints["glm_image"].load(), grid=Grid(4, 5, before=(Raster(2, 3),)))
+    method = Method("eagle-2", Sampling(guidance=1.0), TREE)
     texts = ("sun", "red heart, and a text that is longer", "pizza")
-    codes_by_mode = [part(texts, method, seed=5, batch_size=2).codes for part in (pipe, other)]
-    assert codes_by_mode[0] == codes_by_mode[1] and len({tuple(codes) for codes in codes_by_mode[0]}) == 3
+    direct, captured = (
+        Pipeline(replace(model, graphs=graphs))(texts, method, seed=5, batch_size=2)
+        for graphs in (False, True)
+    )
+    assert captured.codes == direct.codes and len({tuple(codes) for codes in direct.codes}) == 3
+    assert captured.stats["target_calls"] == direct.stats["target_calls"] and machine.recordings > 1
 
 
 def test_shape_buckets() -> None:
@@ -162,7 +133,7 @@ def test_a_failed_recording_leaves_plain_calls(fail_at: int, capsys: pytest.Capt
     machine = Machine(fail_at)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.model.CudaRecorder", lambda device: machine)
-        engine = new_engine(Method("eagle-2", Sampling(), TREES["eagle-2"]), 2, graphs=True)
+        engine = new_engine(Method("eagle-2", Sampling(), TREE), 2, graphs=True)
     direct = new_engine(engine.method, 2)
     assert codes_of(engine.decode(IMAGES)) == codes_of(direct.decode(IMAGES))
     assert machine.recordings == fail_at and engine.target.run.captured == 0
@@ -197,44 +168,3 @@ def test_a_capture_that_cannot_end_leaves_the_stream_it_found(monkeypatch: pytes
     with pytest.raises(RuntimeError, match="capture_end"):
         CudaRecorder(torch.device("cuda")).record(lambda: None)
     assert current == ["before"]
-
-
-def updated_tensors(engine: Engine) -> list[Tensor]:
-    """Returns everything that the parts of a step update in place: lengths and contents of caches, and the
-    proposer's state per position."""
-    proposer = engine.drafting[0] if engine.drafting else None
-    networks = [engine.target, *([proposer.drafter] if isinstance(proposer, EagleProposer) else [])]
-    caches = [getattr(network, "tokens", network).cache for network in networks]
-    tensors = [cache.length for cache in caches]
-    for cache in caches:
-        tensors += [cache.store[:, row, :, :, :length] for row, length in enumerate(cache.length.tolist())]
-    if isinstance(proposer, SelfDraftProposer):
-        history, slots = proposer.history, engine.target.slots
-        tensors += [proposer._neighbours.codes[:, :-1], proposer._position, history._passes]
-        # The last row of each image receives the entries that are dropped.
-        for rows in (history._before, history._stamp, history._codes, history._confidence, history._next):
-            tensors.append(rows.unflatten(0, (slots, -1))[:, :-1])
-    if isinstance(proposer, JacobiWindow):
-        tensors += [proposer.codes, proposer.q]
-    return [x.clone() for x in tensors]
-
-
-@pytest.mark.parametrize("name", ["ar", "eagle-2", "adt-tree", "self-draft", "sjd-pac", *RELAXED])
-@pytest.mark.parametrize("rows_end", [False, True])
-def test_every_step_leaves_what_direct_calls_leave(rows_end: bool, name: str, machine: Machine) -> None:
-    """This holds after every step, also after one in which a part was recorded."""
-    adaptive = AdaptiveTree(depth_max=3, depth_start=2, width_max=3)
-    tree = adaptive if name == "adt-tree" else (TREES | RELAXED).get(name, TREE)
-    method, images = Method(name, Sampling(), tree), lined.IMAGES if rows_end else IMAGES
-    make = lined.new_engine if rows_end else new_engine
-    captured = make(method, 2, graphs=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.model.GraphRunner", lambda recorder: run_directly)
-        direct = make(method, 2, graphs=True)  # in the same shapes
-    assert direct.target.few_shapes
-    recordings = set()
-    for _, _ in zip(captured.steps(images), direct.steps(images), strict=True):
-        recordings.add(machine.recordings)
-        for one, other in zip(updated_tensors(captured), updated_tensors(direct), strict=True):
-            assert torch.equal(one, other)
-    assert len(recordings) > 1
