@@ -50,9 +50,9 @@ def test_a_head_is_read_in_one_piece() -> None:
         assert part.count_nonzero() == expected.numel()
 
 
-@pytest.mark.parametrize("lengths", [[6], [6, 3]], ids=["in one call", "by image"])
-@pytest.mark.parametrize("stored", [6, 8], ids=["as it is", "padded"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("kv_heads", "stored", "lengths"), [(4, 6, [6]), (2, 6, [6, 3]), (1, 8, [6]), (2, 8, [6, 3])]
+)
 def test_attention_over_a_tree(
     kv_heads: int, stored: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,8 +86,7 @@ def test_attention_over_a_tree(
     assert not store[..., size:].any()
 
 
-@pytest.mark.parametrize("head_groups", [1, 4])
-@pytest.mark.parametrize("max_length", range(5, 14))
+@pytest.mark.parametrize(("max_length", "head_groups"), [(5, 1), (6, 4), (12, 1), (13, 4)])
 def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None:
     """All strides but the last are multiples of 8, else torch copies the mask in every layer on CUDA."""
     cache = KVCache(torch.zeros(1, 2, 2, 1, 20, 4), torch.tensor(LENGTHS), head_groups=head_groups)
@@ -108,11 +107,6 @@ def test_every_image_reads_its_own_slots() -> None:
     cache = KVCache(torch.zeros(1, 8, 2, 1, 20, 4), torch.tensor([5, 9, 6, 7] * 2))
     depths, ancestors = torch.zeros(6, 1, dtype=torch.int64), chain_mask(1, CPU).expand(6, -1, -1)
     meta = cache.metadata(depths, ancestors, lengths)
-    assert meta.calls == [
-        (slice(0, None, 3), slice(0, None, 4), 6),
-        (slice(1, None, 3), slice(2, None, 4), 7),
-        (slice(2, None, 3), slice(3, None, 4), 8),
-    ]
     torch.manual_seed(0)
     store = torch.randn(8, 2, 1, 20, 4)
     query, kv = torch.randn(6, 1, 4), torch.randn(6, 2, 4)

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.engine import Engine, build
@@ -48,7 +46,6 @@ Tree = TreeShape | AdaptiveTree | str | None
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Sampling(temperature=0.0, guidance=1.0)  # greedy, without guidance
 FILTERED = Sampling(temperature=0.9, top_k=7, top_p=0.9)
-UNGUIDED = Sampling(temperature=1.3, top_k=5, top_p=0.8, guidance=1.0)
 
 
 @cache
@@ -123,13 +120,11 @@ def one_of_each(methods: Sequence[Method]) -> list[Method]:
     return list({(m.name, m.verify, m.lantern is None): m for m in methods}.values())
 
 
-EXACT = exact_methods(Sampling()) + exact_methods(GREEDY)
-for sampling in (Sampling(guidance=1.0), PLAIN, FILTERED, UNGUIDED):
-    EXACT += one_of_each(exact_methods(sampling))
+EXACT = exact_methods(Sampling()) + one_of_each(exact_methods(PLAIN)) + one_of_each(exact_methods(FILTERED))
 EXACT += [Method(name, Sampling(), tree) for name in ("eagle-2", "self-draft") for tree in DEEP]
 EXACT += [
-    Method(name, sampling, tree, seed_cells=cells)
-    for (name, tree), sampling, cells in product(WINDOWS.items(), (GREEDY,), ("random", "left", "above"))
+    Method(name, GREEDY, tree, seed_cells=cells)
+    for (name, tree), cells in product(WINDOWS.items(), ("random", "above"))
 ]
 GUMBEL = [Method("sjd-gumbel", s, TreeShape(5, 1, 5), seed_cells="above") for s in (Sampling(), FILTERED)]
 EXACT += GUMBEL
@@ -179,8 +174,8 @@ COMPANY += [Method("ar", Sampling()), Method("self-draft", Sampling(), TREE)]
 
 @pytest.mark.parametrize("method", COMPANY, ids=str)
 def test_an_image_is_the_same_in_any_company(method: Method) -> None:
-    """An image does not depend on refills, nor on slots without requests."""
-    alone = {request.name: next(new_engine(method, 1).decode([request])) for request in IMAGES}
+    """An image does not depend on refills, nor on slots without requests, nor on the image before it."""
+    alone = {image.name: image for image in new_engine(method, 1).decode(IMAGES)}
     for slots, images in ((3, IMAGES), (7, IMAGES[::-1])):
         for image in new_engine(method, slots).decode(images):
             single = alone[image.name]
@@ -230,8 +225,7 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
     return model.head(features), features
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("sampling", [PLAIN, GREEDY])
+@pytest.mark.parametrize(("sampling", "kv_heads"), [(PLAIN, 4), (GREEDY, 2)])
 def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: int) -> None:
     target = random_model(kv_heads=kv_heads).target(3, sampling, MAX_NODES, MAX_PROMPT)
     for slot in range(3):
@@ -277,22 +271,6 @@ def test_room_for_longer_prompts_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
         next(engine.decode(IMAGES[:1]))  # the long prompts before it are forgotten
         assert max(bounds) < IMAGES[0].prompt.length + GRID.size < longest + GRID.size
         bounds.clear()
-
-
-@pytest.mark.parametrize("method", ["self-draft", "eagle-2"])
-def test_images_that_read_their_own_slots_are_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five images in two slots: they are out of step, and at the end one slot is idle."""
-    calls, sdpa = [], F.scaled_dot_product_attention
-
-    def watched(query: Tensor, *args: Tensor, **options: Any) -> Tensor:
-        calls.append(len(query))
-        return sdpa(query, *args, **options)
-
-    monkeypatch.setattr("models.decoder.cache.F.scaled_dot_product_attention", watched)
-    engine = new_engine(Method(method, Sampling(), FIXED), 2)
-    assert codes_of(engine.decode(IMAGES)) == reference(Sampling())
-    by_image = engine.target.cache.length.numel() // 2  # rows of an image: its branches
-    assert calls.count(by_image) > 2 * GRID.size
 
 
 def test_bf16_runs() -> None:

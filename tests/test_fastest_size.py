@@ -15,12 +15,12 @@ from adt_tree.engine import build
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import CPU_SIZES, TIMED_STEPS, AutoTree, FastestSize
 from adt_tree.grid import Grid
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import Lantern, Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Step
 from adt_tree.sampling import Sampling
-from tests.conftest import Refused, Run
+from tests.conftest import Run
 from tests.decoding import codes_of
 
 SHAPES = AutoTree().shapes(Grid(16, 16), on_gpu=False)
@@ -119,13 +119,10 @@ def test_sizes_fit_the_grid(grid: Grid, on_gpu: bool, sizes: list[int]) -> None:
     assert [shape.budget for shape in AutoTree().shapes(grid, on_gpu)] == sizes
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_codes_do_not_depend_on_sizes(pipe: Pipeline, temperature: float, batch_size: int) -> None:
-    sampling = Sampling(temperature, guidance=3.0)
+def test_codes_do_not_depend_on_sizes(pipe: Pipeline) -> None:
     requests = pipe.requests(["red heart", "sun", "rocket", "pizza"], seed=5)
-    plain = pipe.engine(pipe.method("ar", sampling=sampling), requests, batch_size)
-    engine = pipe.engine(pipe.method("self-draft", sampling=sampling), requests, batch_size)
+    plain = pipe.engine(pipe.method("ar"), requests, 3)
+    engine = pipe.engine(pipe.method("self-draft"), requests, 3)
     assert engine.method.tree == AutoTree()
     images = list(engine.decode(requests))
     assert codes_of(images) == codes_of(plain.decode(requests))
@@ -166,32 +163,15 @@ def test_auto_is_refused_where_the_image_depends_on_trees(name: str, settings: d
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("--method adt-self-draft --total_token auto", "total_token"),
-        ("--method eagle-2 --total_token auto", "total_token"),
-        ("--method self-draft --total_token 1 --depth 4", "--depth 4"),
-        ("--method self-draft --lantern --total_token auto", "total_token"),
-        ("--method self-draft --total_token auto --depth 4", "--depth 4"),
-        ("--total_token 0", "total_token"),
-        ("--total_token several", "total_token"),
-    ],
+    ("name", "tree"), [("eagle-2", TreeShape(0, 4, 0)), ("adt-self-draft", AdaptiveTree(budget=0))]
 )
-def test_auto_on_the_command_line(words: str, named: str, refused: Refused) -> None:
-    assert named in refused("generate_images", *words.split())
-
-
-def one_node(name: str) -> Method:
-    adaptive = METHODS[name].tree_type is AdaptiveTree
-    tree = AdaptiveTree(budget=0) if adaptive else TreeShape(0, 4, 0)
-    return Method(name, Sampling(guidance=3.0), tree)
-
-
-@pytest.mark.parametrize("name", [n for n, s in METHODS.items() if s.tree_type in (TreeShape, AdaptiveTree)])
-def test_one_node_is_the_loop_of_the_ar_baseline(name: str, pipe: Pipeline) -> None:
+def test_one_node_is_the_loop_of_the_ar_baseline(
+    name: str, tree: TreeShape | AdaptiveTree, pipe: Pipeline
+) -> None:
     requests = pipe.requests(["red heart", "sun"], seed=5)
-    plain = pipe.engine(pipe.method("ar", sampling=Sampling(guidance=3.0)), requests)
-    engine = pipe.engine(one_node(name), requests)
+    plain, engine = (
+        pipe.engine(method, requests) for method in (pipe.method("ar"), pipe.method(name, tree=tree))
+    )
     assert engine.drafting is None
     assert codes_of(engine.decode(requests)) == codes_of(plain.decode(requests))
 

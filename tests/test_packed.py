@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,20 +99,17 @@ def through_a_cache(
     return packed.merge(rows, meta.attend(cache.layers[0], *packed.project(rows, flat))).view_as(x)
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
-@pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("input_norm", [False, True])
-def test_a_layer(kv_heads: int, qk_norm: bool, input_norm: bool) -> None:
-    check_layer(DecoderConfig(10, 48, 100, 1, 4, kv_heads, qk_norm=qk_norm, input_norm=input_norm))
-
-
-def test_a_layer_with_biases_and_norms_behind() -> None:
-    """GLM-Image has such biases and norms, and does not rotate some pairs of a head."""
-    check_layer(DecoderConfig(10, 48, 100, 1, 4, 2, rope_sections=(1, 2, 1), **POST_NORMS))
-
-
-def check_layer(config: DecoderConfig) -> None:
-    """Checks that the packed layer computes what the plain one does."""
+@pytest.mark.parametrize(
+    ("kv_heads", "fields"),
+    [
+        (4, {"qk_norm": False, "input_norm": True}),
+        (2, {"qk_norm": True, "input_norm": True}),
+        (4, {"qk_norm": True, "input_norm": False}),
+        (2, {"rope_sections": (1, 2, 1), **POST_NORMS}),  # rotates only some pairs of a head
+    ],
+)
+def test_a_layer(kv_heads: int, fields: dict[str, Any]) -> None:
+    config = DecoderConfig(10, 48, 100, 1, 4, kv_heads, **fields)
     torch.manual_seed(2)
     block = random_layer(config, 0.3)
     x = torch.randn(2, 9, 48)

@@ -10,27 +10,27 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid, Raster
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import METHODS, Method
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
+from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
 from tests.decoding import CPU, tree_of
-from tests.test_engine import CODES, FILTERED, GREEDY, IMAGES, LONG, TREE, new_engine, reference
+from tests.test_engine import CODES, FILTERED, IMAGES, LONG, TREE, new_engine
 
 NOTHING = torch.empty(0)  # stands for the target's features and the noise, which self-drafting does not read
 SEED_CELLS = METHODS["self-draft"].seed_cells
-RASTER = Grid(3, 5)
 POSITIONS, WORDS = 3, 4  # positions and codes of the small histories
 Tree = tuple[list[int], list[int]]  # codes and parents
 SIBLINGS: Tree = ([3, 1, 7, 1, 1], [0, 0, 0, 1, 2])  # two children of the root, each with a child of its own
 
 
-def self_drafter(grid: Grid = RASTER, seed_cells: str = "above") -> SelfDraftProposer:
+def self_drafter() -> SelfDraftProposer:
     """Returns a new proposer for one image, with two candidates per position."""
-    return SelfDraftProposer(grid, 1, 2, seed_cells, CODES, CPU)
+    return SelfDraftProposer(Grid(3, 5), 1, 2, "above", CODES, CPU)
 
 
 def favour(codes: list[int]) -> Tensor:
@@ -129,38 +129,6 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
     assert float(candidates.confidence[0, 0, 0].exp()) == pytest.approx(four / mass, abs=1e-4)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), GREEDY])
-@pytest.mark.parametrize("name", ["self-draft", "eagle-2"])
-def test_under_relaxation_what_was_committed_is_remembered(name: str, sampling: Sampling) -> None:
-    """A relaxed rule may commit a draft in place of the target's choice. That draft stands in the codes
-    that later cells copy after every step with trees, and in the pairs that the network reads after every
-    step."""
-    engine = new_engine(Method(name, sampling, TREE, Lantern(0.8, 7)), 1)
-    proposer, codes = engine.drafting[0], {}
-    for step in engine.steps(IMAGES):
-        ((_, image),) = step.images
-        codes[image.name] = image.codes
-        if name == "self-draft":
-            assert proposer._neighbours.codes[0, 1 : len(image.codes)].tolist() == image.codes[1:]
-        else:
-            last = image.steps[-1]
-            assert proposer._codes[0, : last.accepted + 1].tolist() == image.codes[last.position :]
-    exact = reference(sampling)
-    # Some committed drafts differ from the choice.
-    assert sum(codes[image] != exact[image] for image in exact) > 2
-
-
-def test_positions_never_scored_copy_their_neighbours() -> None:
-    chains = {}
-    for seed_cells in SEED_CELLS:
-        proposer = self_drafter(Grid(2, 3), seed_cells)
-        proposer._neighbours.codes[0, :4] = torch.tensor([5, 6, 7, 8])
-        proposer._position[0] = 4
-        chains[seed_cells] = drafted(proposer, (2, 2, 4), 8)
-    assert chains["above"][:3] == [8, 6, 7] and chains["left"][:3] == [8, 8, 8]
-    assert chains["both"][:3] == [8, 6, 7] and 8 in chains["both"][3:]
-
-
 def copied(
     grid: Grid, committed: list[int], chain: list[int], scored: int, cells: str
 ) -> list[tuple[int, int]]:
@@ -182,19 +150,17 @@ def copied(
 def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
     rng = random.Random(5)
     for _ in range(200):
-        proposer = self_drafter(grid, seed_cells)
+        neighbours = Neighbours(grid, 1, CODES, seed_cells, CPU)
         length = rng.randrange(1, grid.size + 3)
         committed = [rng.randrange(CODES) for _ in range(rng.randrange(1, grid.size))]
         chain = [rng.randrange(CODES) for _ in range(length)]
         scored = rng.randrange(length + 1)
-        proposer._neighbours.codes[0, : len(committed)], proposer._position[0] = (
-            torch.tensor(committed),
-            len(committed),
-        )
-        at = proposer._neighbours.ahead(proposer._position, torch.arange(length))
+        count, zero = torch.tensor([len(committed)]), torch.zeros(1, dtype=torch.int64)
+        neighbours.commit(zero, torch.tensor([committed]), count)
+        at = neighbours.ahead(count, torch.arange(length))
         # No position outside the image is ever scored.
         fresh = (torch.arange(length)[None] >= scored) | (at == grid.size)
-        first, second = proposer._neighbours.fill(at, torch.tensor([chain]), fresh)
+        first, second = neighbours.fill(at, torch.tensor([chain]), fresh)
         expected = copied(grid, committed, chain, scored, seed_cells)
         pairs = list(zip(first[0].tolist(), second[0].tolist(), strict=True))[: len(expected)]
         assert [code for code, _ in pairs] == [code for code, _ in expected]
@@ -202,7 +168,7 @@ def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
             assert pairs[scored:] == expected[scored:]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), GREEDY, FILTERED])
+@pytest.mark.parametrize("sampling", [Sampling(), FILTERED])
 def test_no_two_children_of_a_node_share_a_code(sampling: Sampling) -> None:
     """Otherwise the coupled rule would accept both, and a path continues with one child."""
     engine = new_engine(Method("self-draft", sampling, LONG, seed_cells="both"), 2)
