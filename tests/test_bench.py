@@ -89,9 +89,7 @@ def test_lantern_relaxes_every_method_that_takes_it() -> None:
     ("methods", "words"),
     [
         ("eagle-2 adt-tree", "--adt_beta 0.3 --depth 3"),
-        ("eagle-1 adt-tree", "--total_token 20 --tree_choices chain"),
         ("eagle-1 self-draft", "--total_token 20 --seed_cells left --verify rejection"),
-        ("eagle-2-lantern", "--lantern_k 50 --drafter_path x"),
         ("adt-tree", "--rules reference --verify rejection"),
         ("self-draft-lantern eagle-2-lantern", "--lantern_k 50 --lantern_delta 0.2 --seed_cells left"),
     ],
@@ -144,12 +142,8 @@ def test_a_value_that_a_method_cannot_take_is_left_out_for_it() -> None:
 
 UNREAD = [
     "--adt_beta 0.3 --methods eagle-2", "--vary adt_beta=0.3,0.5 --methods eagle-2",
-    "--lantern_k 50 --methods eagle-2 self-draft", "--lantern_delta 0.2 --methods adt-tree",
-    "--tree_choices chain --methods eagle-2", "--total_token 20 --methods eagle-1",
-    "--depth 3 --methods adt-tree eagle-1", "--draft_top_k 3 --methods adt-tree",
-    "--seed_cells left --methods eagle-2 adt-tree", "--drafter_path x --methods self-draft",
-    "--verify rejection --methods ar", "--verify rejection --methods self-draft-lantern adt-self-draft",
-    "--rules reference --methods eagle-2",
+    "--lantern_k 50 --methods eagle-2 self-draft", "--total_token 20 --methods eagle-1",
+    "--drafter_path x --methods self-draft", "--verify rejection --methods self-draft-lantern adt-self-draft",
     "--rules reference --verify rejection --methods eagle-2 --temperatures 0",
 ]  # fmt: skip
 

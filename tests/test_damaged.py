@@ -228,14 +228,36 @@ def test_damaged_files(
         ("lumina_mgpt", "--prompt sun --target_size 20", "<reserved08805>"),
         ("emu3", "--prompt sun --ratio 0:3", "--ratio 0:3"),
         ("emu3", "--prompt sun --target_size 1 --ratio 9:1", "--target_size 1"),
+        ("glm_image", "--prompt sun --target_size 64", "--height"),
+        ("glm_image", "--prompt sun --ratio 1:1", "--ratio"),
+        ("glm_image", "--prompt sun --cfg 2", "--cfg 2"),
+        ("glm_image", "--prompt sun --height 100", "--height 100"),
+        ("glm_image", "--prompt sun --height 32 --width 9600", "--width 9600"),
+        ("glm_image", "--prompt sun --record 1", "--record 1"),
+        ("emoji", "--prompt sun --height 64", "--height 64"),
+        ("emoji", "--prompt sun --width 64", "--width 64"),
+        ("emoji", "--prompt sun --target_size 512", "--target_size 512"),
+        ("emoji", "--prompt sun --drafter_type eagle --lantern --lantern_k 63", "lantern_k 63"),
+        ("emoji", "--prompt sun --drafter_type eagle --draft_top_k 65", "65 nodes wide"),
+        ("emoji", f"--prompt {2000 * 'word'}", "prompt"),
+        ("emoji", "--prompt sun --drafter_path nowhere", "nowhere"),
+        ("emoji", "--prompt sun --model_path nowhere", "nowhere"),
+        ("emoji", "--prompt sun --lantern --lantern_table nowhere", "--lantern_table nowhere"),
+        ("emoji", "--prompt sun --revision main --model_path configs", "configs"),
+        ("emoji", "--prompt sun --lantern --lantern_kk 3", "did you mean --lantern_k"),
+        ("emoji", "--prompt sun --cuda_graphs --device cpu", "--cuda_graphs"),
+        ("emoji", "--prompt sun --compile --device cpu", "--compile"),
+        ("emoji", "--prompt sun --deterministic --precision fp16", "--deterministic"),
+        ("emoji", "--prompt sun --attention flash --device cpu --method ar", "--attention flash"),
     ],
+    ids=case_id,
 )
 def test_options_that_do_not_fit(
     name: str, words: str, word: str, checkpoints: Checkpoints, tmp_path: Path, refused: Refused
 ) -> None:
     paths = [checkpoints[text[1:]].path if text[0] == "@" else text for text in words.split()]
     line = refused("generate_images", *checkpoints[name].words(), "--output_dir", tmp_path / "o", *paths)
-    assert word in line
+    assert word in line and len(line) < 500 and not (tmp_path / "o").exists()
 
 
 def test_check_ckpts_names_every_fault(

@@ -76,12 +76,13 @@ def test_trees(words: str, tree: TreeShape | AdaptiveTree | str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "guidance", "top_k"),
-    [("", 3, 2000), ("--model anole", 3, 2000), ("--model janus_pro", 5, 0), ("--model emu3", 3, 2048),
-     ("--model simplear", 6, 0), ("--model janus_pro --cfg 2 --top_k 9", 2, 9)],
+    ("words", "values"),
+    [("", (1, 2000, 1, 3)), ("--model anole", (1, 2000, 1, 3)), ("--model janus_pro", (1, 0, 1, 5)),
+     ("--model emu3", (1, 2048, 1, 3)), ("--model simplear", (1, 0, 1, 6)),
+     ("--model janus_pro --temperature 0.5 --cfg 2 --top_k 9 --top_p 0.3", (0.5, 9, 0.3, 2))],
 )  # fmt: skip
-def test_the_distribution_is_the_models_own_unless_given(words: str, guidance: float, top_k: int) -> None:
-    assert parse(words).sampling == Sampling(1.0, top_k, 1.0, guidance)
+def test_the_distribution_is_the_models_own_unless_given(words: str, values: tuple[float, ...]) -> None:
+    assert parse(words).sampling == Sampling(*values)
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
@@ -110,6 +111,9 @@ REFUSALS = [
     "--drafter_type eagle --model_type base", "--drafter_type medusa", "--tokenizer_base_path x",
     "--drafter_type self-draft --model_type base", "--drafter_type jacobi",
     "--eagle_version 2 --static_tree --model lumina_mgpt", "--class_labels x", "--output_dir",
+    "--method adt-self-draft --total_token auto", "--method eagle-2 --total_token auto",
+    "--lantern --total_token auto", "--total_token auto --depth 4", "--total_token 1 --depth 4",
+    "--total_token several",
 ]  # fmt: skip
 
 
@@ -123,30 +127,33 @@ def test_refused(words: str) -> None:
 
 
 VALUES = {
-    "lantern": "", "lantern_delta": "0.5", "verify": "coupled", "rules": "reference", "seed_cells": "left",
-    "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.5",
-    "gsd_gap": "0.1", "sv_mass": "0.5",
+    "lantern": "", "lantern_delta": "0.5", "verify": "rejection", "rules": "reference", "seed_cells": "left",
+    "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.7",
+    "adt_depth_start": "7", "adt_width_start": "7", "gsd_gap": "0.2", "sv_mass": "0.5",
     "row_lag": "start", "row_input": "newest", "row_first": "plain",
 }  # fmt: skip
 # Further words by the beginning of an option's name. Without them the option would be refused for another
 # reason than its method.
 NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection", "row_": "--row_start 2"} | {
-    f"adt_{side}": f"--adt_{side}_min 6 --adt_{side}_start 6 --adt_{side}_max 6"
+    f"adt_{side}": f"--adt_{side}_min 5 --adt_{side}_start 6 --adt_{side}_max 7"
     for side in ("depth", "width")
 }
+OF_THE_NETWORK = ("drafter_path", "drafter_alignment")  # they change the drafter network, not the method
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_takes_the_options_of_its_row_and_refuses_the_others(name: str) -> None:
+def test_the_options_of_a_methods_row_change_it_and_others_are_refused(name: str) -> None:
     spec = METHODS[name]
     for option in METHOD_OPTIONS:
         others = "".join(words for start, words in NEEDED.items() if option.startswith(start))
-        words = f"--method {name} {others} --{option} {VALUES.get(option, '6')}"
-        if spec.lantern if option.startswith("lantern_") else option in spec.options:
-            assert parse(words).name == name
+        words, value = f"--method {name} {others}", VALUES.get(option, "6")
+        read = spec.lantern if option.startswith("lantern_") else option in spec.options
+        if read and value in (spec.verify if option == "verify" else (value,)):
+            changed = parse(f"{words} --{option} {value}") != parse(words)
+            assert changed is (option not in OF_THE_NETWORK), option
         else:
             with pytest.raises(UserError, match="^--(lantern|verify|adt_|row_|" + option + ")"):
-                parse(words)
+                parse(f"{words} --{option} {value}")
 
 
 @pytest.mark.parametrize(
