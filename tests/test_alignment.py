@@ -87,7 +87,7 @@ def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> No
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("family", ["emoji", "lumina_mgpt", "llamagen", "llamagen classes"])
+@pytest.mark.parametrize("family", ["emoji", "lumina_mgpt", "llamagen classes"])
 def test_rates_are_those_of_decoding(checkpoints: Checkpoints, family: str) -> None:
     """The measured rates are those of the drafters that decoding uses, fed code by code along the AR
     baseline's image."""

@@ -38,11 +38,6 @@ def test_files_are_small_and_whole() -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() in json.dumps(sums), name
 
 
-def test_licences_name_every_style() -> None:
-    text = (FOLDER / "README.md").read_text() + (FOLDER / "licences.json").read_text()
-    assert all(word in text for word in ("Apache-2.0", "CC-BY", "MIT", "Twitter", "Google", "Microsoft"))
-
-
 def test_logits_are_those_of_transformers(model: Model) -> None:
     net = ChameleonForConditionalGeneration.from_pretrained(FOLDER, dtype=torch.float32).eval()
     prompt = model.encode("noto emoji of red heart").conditional
@@ -51,9 +46,8 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     same_as_transformers(model, net, tokens)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model, temperature: float) -> None:
-    pipe, sampling = Pipeline(model), Sampling(temperature, top_k=2000, guidance=3.0)
+def test_exact_methods_make_the_image_of_the_ar_baseline(model: Model) -> None:
+    pipe, sampling = Pipeline(model), Sampling(top_k=2000, guidance=3.0)
     outputs = {
         name: pipe("twemoji emoji of pizza", name, sampling=sampling, tree=tree, seed=7)
         for name, tree in {"ar": None, **TREES}.items()

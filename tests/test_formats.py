@@ -14,13 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import ChameleonForConditionalGeneration
 
 from adt_tree.grid import Grid
-from adt_tree.sampling import Sampling
 from models.llama_names import decoder_names, scatter
 from tests import published, tiny, tiny_llamagen
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Refused, Run
 from tests.golden import same_as_transformers
-from tests.methods import check_exact
 from tests.published import edit, rewrite
 
 FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -41,7 +39,6 @@ FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
         config.pop(name) for name in ("attention_bias", "mlp_bias", "hidden_act", "swin_norm")
     ],
 }
-EXACT = ("eagle-2", "self-draft")
 
 
 def check(folder: Path) -> None:
@@ -76,15 +73,12 @@ def test_fields_of_either_style(tmp_path: Path, style: str) -> None:
 def test_sizes_types_shards(
     tmp_path: Path, sizes: dict[str, int], dtype: torch.dtype, shards: int, leave: str
 ) -> None:
-    """The target equals transformers', and drafting does not change the image."""
     folder = tiny.build(tmp_path / "x", **sizes)
     file = folder / "model.safetensors"
     state = {name: t + ("norm" in name) * 0.3 * torch.randn_like(t) for name, t in load_file(file).items()}
     save_file(state, file, metadata={"format": "pt"})
     rewrite(folder, dtype, shards, leave)
     check(folder)
-    model = load("anole", folder)
-    check_exact(model, ["sun", "cat"], Sampling(temperature=4.0), EXACT)  # a tied head repeats one code at 1
 
 
 @pytest.mark.parametrize("leave", ["", "lm_head.weight"])
@@ -107,7 +101,6 @@ def test_llamagen_in_shards_of_bf16(tmp_path: Path, leave: str) -> None:
         expected["head.weight"] = expected["embed.weight"]
     assert all(torch.equal(actual[name], expected[name].bfloat16().float()) for name in expected)
     assert model.decoder.config.norm_eps == 1e-6 and model.decoder.config.rope_theta == 10000
-    check_exact(model, ["sun", "cat"], Sampling(), EXACT)
 
 
 CAPTIONS = {"images": [{"id": 9, "file_name": "9.jpg"}, {"id": 4, "file_name": "4.jpg"}],

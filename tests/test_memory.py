@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ from models.footprint import (
     parts,
     published_dimensions,
 )
-from models.registry import PUBLISHED, SPECS
+from models.registry import PUBLISHED
 from tests import tiny
 from tests.checkpoints import Checkpoints, load
 from tests.conftest import Command, Refused, Run
@@ -177,13 +176,6 @@ def test_the_command_and_the_copy_in_the_readme(run: Run, refused: Refused) -> N
     assert uncut == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
     assert by_model["anole"]["cache"] < 1.3e9  # the released code allocates 4.3
     assert "memory emoji" in refused("memory", "emoji")
-
-
-def test_a_family_without_published_dimensions(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPECS, "unlisted", replace(SPECS["anole"], name="unlisted"))
-    monkeypatch.setattr("cli.memory.PUBLISHED", (*PUBLISHED, "unlisted"))
-    line = refused("memory")
-    assert "unlisted" in line and "manifest.json" in line
 
 
 def test_a_drafter_pass_reads_a_share_of_the_target() -> None:

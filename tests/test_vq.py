@@ -124,13 +124,12 @@ def from_janus(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return renamed
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("fields", SHAPES)
-def test_vq16_equals_transformers(tmp_path: Path, fields: dict, seed: int) -> None:
+def test_vq16_equals_transformers(tmp_path: Path, fields: dict) -> None:
     """A random JanusVQVAE, saved under the published names, decodes the same codes to the same images."""
     from transformers import JanusVQVAE, JanusVQVAEConfig
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     side = 4
     config = JanusVQVAEConfig(**fields, num_patches=side, in_channels=3, out_channels=3)
     theirs = JanusVQVAE(config).eval()
