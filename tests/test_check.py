@@ -87,18 +87,8 @@ def test_every_byte_of_the_pixels_counts(folder: Path, run: Run) -> None:
 
 
 def test_a_run_without_pixels_has_files_of_codes(checkpoints: Checkpoints, tmp_path: Path, run: Run) -> None:
-    words = [
-        *checkpoints["glm_image"].words(),
-        "--height",
-        32,
-        "--width",
-        32,
-        "--prompt",
-        "sun",
-        "--num_images",
-        2,
-    ]
-    assert run("generate_images", *words, "--method", "ar", "--output_dir", tmp_path)[0] == 0
+    words = "--height 32 --width 32 --prompt sun --num_images 2 --method ar --output_dir".split()
+    assert run("generate_images", *checkpoints["glm_image"].words(), *words, tmp_path)[0] == 0
     assert run("report", tmp_path, "--check")[0] == 0
     path = tmp_path / "codes" / "0.npy"
     codes = np.load(path)

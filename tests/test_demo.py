@@ -77,16 +77,6 @@ def test_methods_end_in_one_image_unless_relaxed(client: Any) -> None:
     assert any(left != right for left, right in races)
 
 
-def test_a_second_race_builds_nothing(
-    address: str, pipe: SlowPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from demo.app import race
-
-    first = list(race(pipe, **RACE))[-1]
-    monkeypatch.setattr("adt_tree.engine_cache.build", lambda *_: pytest.fail("an engine was built"))
-    assert pixels(list(race(pipe, **{**RACE, "prompt": "sea"}))[-1][1]) != pixels(first[1])
-
-
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [("prompt", "x" * 10_000, "10000"), ("prompt", "  \n ", "prompt"), ("prompt", "\ud800", "surrogate"),

@@ -18,7 +18,7 @@ from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from eval.acceptance import average, correlation, maps
 from eval.document import document
-from eval.tables import label, short, text, text_of
+from eval.tables import label, short, text_of
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 from tests.runs import ROOT
@@ -37,19 +37,6 @@ RESULT: dict[str, Any] = {
     "rows": [ROW, {**ROW, "method": "adt-tree"}],
     "profile": [{"configuration": "adt-tree T=1", "shares": {"target": 0.6, "host": 0.4}}],
 }  # fmt: skip
-
-
-def test_times_of_a_busy_machine_are_left_out() -> None:
-    head = text_of({**RESULT, "options": {"untimed": True}}).splitlines()[0]
-    assert head == "| method | T | tau | depth | drafted | target calls | drafter calls | = AR |"
-    assert "speed-up" in text_of(RESULT)
-
-
-def test_intervals_and_missing_values() -> None:
-    """An interval of width 0 and one that an earlier version did not store are left out."""
-    once = {**ROW, "SR_95": [1.5, 1.5], "tau_95": [3.0, 3.5], "total_token": None}
-    assert [text(once, key) for key in ("SR", "tau", "total_token")] == ["1.50", "3.25 (3.00-3.50)", "-"]
-    assert [text(ROW, key) for key in ("SR", "tau")] == ["1.50 (1.40-1.60)", "3.25"]
 
 
 def test_what_was_varied_has_columns() -> None:

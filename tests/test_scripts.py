@@ -12,7 +12,6 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,13 +57,6 @@ def test_get_ckpts_names_the_repositories_of_the_manifest() -> None:
             assert not part["hub"] or f"{part['hub']} {part['folder']}" in script
 
 
-def test_an_array_has_a_task_for_every_share() -> None:
-    """A task of slurm_generate.sbatch takes every WORLD_SIZE-th prompt."""
-    script = (SCRIPTS / "slurm_generate.sbatch").read_text()
-    last, size = (re.search(rf"{name}(\d+)", script)[1] for name in ("--array=0-", "WORLD_SIZE="))
-    assert int(last) + 1 == int(size)
-
-
 @pytest.fixture
 def get(tmp_path: Path) -> Callable[..., Done]:
     """Returns a function that runs get_data.sh, which fetches from mirror/ into data/. The archive there has
@@ -108,65 +100,6 @@ def test_what_is_wrong_missing_or_unknown_is_refused(
     done = get(name)
     assert done.returncode == 2 and named in done.stderr.splitlines()[-1]
     assert not (tmp_path / "data" / f"{name}.tsv").exists()
-
-
-NO_TORCH, CPU_BUILD = "it has no torch", "its torch 2.13.0 is a build for CPUs"
-OLD_PYTHON, OLD_TORCH = "it is older than Python 3.11", "its torch 2.4.0 is older than 2.11"
-STUB = """#!/bin/sh
-case $1 in
-    -c) echo "{lacks}" ;;
-    --query*) echo "{driver}" ;;
-    -Pk) printf 'h\\nd 0 0 {free} 0\\n' ;;
-    *) echo "$0" "$@" >>{log} ;;
-esac
-"""
-SET_UP = 'echo setup "$@" >>{log}; mkdir -p .venv/bin; cp ready .venv/bin/python; exit {status}\n'
-VENV, SYSTEM = ".venv/bin/python", "bin/python3"
-# What each interpreter lacks, what else is not as on a good machine, and the interpreter that runs or
-# words of the refusal.
-MACHINES = [
-    ({VENV: "", SYSTEM: ""}, {}, VENV),
-    ({VENV: CPU_BUILD, SYSTEM: ""}, {}, SYSTEM),
-    ({SYSTEM: NO_TORCH}, {}, VENV),
-    ({SYSTEM: OLD_TORCH}, {}, VENV),
-    ({SYSTEM: OLD_PYTHON}, {}, VENV),
-    ({}, {}, VENV),
-    ({VENV: NO_TORCH, SYSTEM: NO_TORCH}, {}, VENV),
-    ({SYSTEM: NO_TORCH}, {"status": 1}, "without network"),
-    ({VENV: CPU_BUILD, SYSTEM: NO_TORCH}, {}, "remove .venv"),
-    ({SYSTEM: NO_TORCH}, {"driver": ""}, "no NVIDIA driver"),
-    ({SYSTEM: NO_TORCH}, {"driver": "550.54.14"}, "TORCH_INDEX_URL="),
-    ({SYSTEM: NO_TORCH}, {"free": 2_000_000}, "10 GB"),
-]
-
-
-@pytest.mark.parametrize(("lacking", "machine", "expected"), MACHINES)
-def test_gpu_check_starts_or_says_in_one_line_what_is_missing(
-    lacking: dict[str, str], machine: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    """The script runs in another folder, where every program that it asks is a stub."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(SCRIPTS / "gpu_check.sh", tmp_path / "scripts")
-    log = tmp_path / "log"
-    good = {"driver": "580.95.05", "free": 90_000_000, "status": 0} | machine
-    absent = {SYSTEM: "it does not run"}
-    for name, lacks in {"ready": "", "bin/nvidia-smi": "", "bin/df": "", **absent, **lacking}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        stub = STUB.format(lacks=lacks, log=log, driver=good["driver"], free=good["free"])
-        (tmp_path / name).write_text(stub)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "scripts" / "setup.sh").write_text(SET_UP.format(log=log, status=good["status"]))
-    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": ""}
-    words = ["bash", tmp_path / "scripts" / "gpu_check.sh", "emoji"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
-    calls = log.read_text() if log.exists() else ""
-    if expected in (VENV, SYSTEM):
-        assert done.returncode == 0 and calls.endswith("main.py gpu_check emoji\n"), done.stderr
-        assert expected in calls.splitlines()[-1]
-        assert ("setup requirements-gpu.txt" in calls) == ("" not in lacking.values())
-    else:
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr
-        assert "main.py" not in calls
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")

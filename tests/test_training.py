@@ -18,7 +18,7 @@ import torch
 from adt_tree.errors import UserError
 from cli.train_emoji import run
 from models.codecs.vq import VQConfig
-from training.emoji import bpe, data, pictures, recognise, target, tokenizer
+from training.emoji import bpe, data, pictures, target, tokenizer
 
 STYLES = ["noto", "twemoji", "fluent"]
 NUM_CODES = 16
@@ -112,24 +112,6 @@ def test_a_picture_is_a_function_of_stream_and_number_and_none_comes_twice(work:
         assert {item.row["split"] for item in streams.plan(stream, range(60))} == {split}
     assert streams.render(planned[:5]).shape == (5, 16, 16, 3)
     assert not any(pictures.sample_jitter("pool 8 ball", random.Random(i)).mirrored for i in range(20))
-
-
-def test_jitter_places_scales_mirrors_and_turns() -> None:
-    """The original is black in its left half."""
-    original = np.full((64, 64, 3), 255, np.uint8)
-    original[:, :32] = 0
-
-    def placed(*jitter: float, mirrored: bool = False) -> np.ndarray:
-        return pictures.place(original, pictures.Jitter(*jitter, mirrored))
-
-    assert (placed(1, 0, 0.5, 0.5) == original[::4, ::4]).all()
-    assert (placed(1, 0, 0.5, 0.5, mirrored=True) == original[::4, ::-4]).all()
-    right = placed(0.75, 0, 1, 0.5)
-    assert (right[:, :4] == 255).all() and (right[2:14, 4:10] == 0).all() and (right[:, 10:] == 255).all()
-    down = placed(0.75, 0, 0.5, 1)
-    assert (down[:4] == 255).all() and (down[4:, 2:8] == 0).all()
-    turned = placed(1, 6, 0.5, 0.5)[:, :, 0]
-    assert (turned[:1] == 0).sum() != (turned[-1:] == 0).sum()
 
 
 @pytest.mark.parametrize(
@@ -275,10 +257,3 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
     rows = log(work, "tokenizer")
     assert [row["rate"] for row in rows] == [0.0, 8.0] and rows[-1]["white_nats"] >= 0
-
-
-def test_recognition_ranks_names_by_their_most_similar_view() -> None:
-    rows = [{"name": "sun"}, {"name": "sun"}, {"name": "star"}]
-    features = torch.tensor([[0, 1.0, 0, 0], [0, 0.1, 0.9, 0.5], [0, 0, 0.6, 0.8]])
-    assert recognise.ranks(features, rows, torch.eye(4), ["sun", "sun", "moon", "star"]) == [0, 2, 0]
-    assert recognise.summary([0, 2, 5]) == {"pictures": 3, "top1": 1 / 3, "top5": 2 / 3}
