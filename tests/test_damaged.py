@@ -239,7 +239,7 @@ def test_damaged_files(
         ("emoji", "--prompt sun --target_size 512", "--target_size 512"),
         ("emoji", "--prompt sun --drafter_type eagle --lantern --lantern_k 63", "lantern_k 63"),
         ("emoji", "--prompt sun --drafter_type eagle --draft_top_k 65", "65 nodes wide"),
-        ("emoji", f"--prompt {2000 * 'word'}", "prompt"),
+        ("emoji", f"--prompt {2000 * 'word'} --method ar", "prompt"),
         ("emoji", "--prompt sun --drafter_path nowhere", "nowhere"),
         ("emoji", "--prompt sun --model_path nowhere", "nowhere"),
         ("emoji", "--prompt sun --lantern --lantern_table nowhere", "--lantern_table nowhere"),
