@@ -153,8 +153,8 @@ def run(
     grid = engine.target.grid
     start, script.steps = grid.size - 2 * grid.width - 4, 0
 
-    def begun(name: str, seed: int, codes: list[int]) -> Decoded:
-        return Decoded(name, seed, codes * (start + int(name)))
+    def begun(name: str, seed: int, codes: list[int], warnings: list[str]) -> Decoded:
+        return Decoded(name, seed, codes * (start + int(name)), warnings=warnings)
 
     with patch("adt_tree.batch.Decoded", begun):
         steps = engine.steps(requests)
