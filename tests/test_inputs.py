@@ -177,3 +177,13 @@ def test_a_prompt_that_is_emptied_or_cut_is_a_warning(
     assert whole is None and "nothing" in empty[0] and "first 12 tokens" in cut[0]
     classes = ["generate_images", *checkpoints["llamagen classes"].words(), "--class_labels", "3"]
     assert "--text_encoder x" in refused(*classes, "--text_encoder", "x")
+
+
+@pytest.mark.parametrize("command", ["generate_images", "generate_train_data"])
+def test_a_control_token_in_a_prompt_file_is_refused_before_anything_is_written(
+    refused: Refused, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "p.txt").write_text("red heart\na <s> cat\n")
+    words = ["--prompt", tmp_path / "p.txt", "--device", "cpu", "--output_dir", tmp_path / "out"]
+    assert "'a <s> cat': <s> is a control token" in refused(command, *words)
+    assert not list(tmp_path.glob("out/*"))
