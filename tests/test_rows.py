@@ -28,6 +28,7 @@ from models.model import Model
 from tests.checkpoints import Checkpoints
 from tests.conftest import Command, Refused, Result
 from tests.decoding import chain, codes_of, model_of
+from tests.tape import Machine
 from tests.test_engine import CODEBOOK, CODES, FIRST, GRID, IMAGES, decoder, net, reference
 from tests.test_row_ends import lined_model
 
@@ -236,6 +237,32 @@ def test_an_image_is_the_same_in_any_company(name: str, tree: TreeShape | None, 
     )
     assert max(calls) < 19 or rows.row_start == 3
     assert codes_of(alone) != codes_of(engine_of(Method("ar", Sampling()), 3, Grid(5, 4)).decode(IMAGES))
+
+
+@pytest.mark.parametrize(("name", "tree"), [("zipar", None), ("pjd", WINDOW), ("self-draft", TREE)], ids=str)
+def test_recorded_passes_give_the_same_images(
+    name: str, tree: TreeShape | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All passes have one number of nodes, so that one recording serves them all."""
+    recorder = Machine()
+    monkeypatch.setattr("models.model.CudaRecorder", lambda device: recorder)
+    method, model = Method(name, Sampling(), tree, relaxed=Rows(2)), random_model(Grid(5, 4))
+    recorded = build(replace(model, graphs=True), method, 3, MAX_PROMPT)
+    expected = codes_of(engine_of(method, 3, Grid(5, 4)).decode(IMAGES))
+    assert codes_of(recorded.decode(IMAGES)) == expected == codes_of(recorded.decode(IMAGES))
+    assert 1 <= recorded.target.run.captured <= 8
+
+
+@pytest.mark.parametrize("name", ["anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3"])
+def test_families(name: str, checkpoints: Checkpoints) -> None:
+    """Rows of a model with row ends have one cell more, except for the last one."""
+    pipe = Pipeline(checkpoints[name].load(need_drafter=False))
+    grid, requests = pipe.model.grid, pipe.requests(["sun", "red moon"], 5)
+    for method, tree in (("zipar", None), ("self-draft", TREE)):
+        chosen = pipe.method(method, tree=tree, relaxed=Rows(2))
+        images = [*pipe.engine(chosen, requests, 2).decode(requests)]
+        assert all(len(image.codes) == grid.size for image in images)
+        assert tree or images[0].target_calls == 2 * (grid.height - 1) + grid.width - 1
 
 
 def test_what_three_active_rows_see() -> None:
