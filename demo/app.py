@@ -57,7 +57,6 @@ def race(
     if seed is None:
         raise _refusal("The seed is empty: give a whole number.")
     try:
-        prompt.encode()  # A browser can send text that is not Unicode, which no tokenizer takes.
         sampling = replace(pipe.sampling, temperature=temperature, guidance=guidance)
         recordings = []
         for name in (left, right):
@@ -73,7 +72,7 @@ def race(
                         yield f"{method.label}: {codes}, {calls} target calls", ""
             yield f"{method.label}: painting the partial images", ""
             recordings.append(recorder.finish())
-    except (UserError, UnicodeEncodeError, FloatingPointError) as error:
+    except (UserError, FloatingPointError) as error:
         raise _refusal(f"{error}.") from None
     yield "Done.", race_frame(recordings)
 

@@ -70,10 +70,6 @@ def parse(body: bytes) -> ImageRequest:
     # OpenAI's clients may send null for a field that is left out.
     fields = {name: value for name, value in fields_of(body).items() if value is not None}
     request = validated(ImageRequest, fields)
-    try:
-        request.prompt.encode()
-    except UnicodeEncodeError:
-        raise invalid("prompt", "it is not Unicode text") from None
     _check_together(request)
     return request
 

@@ -178,6 +178,13 @@ def test_a_prompt_that_is_emptied_or_cut_is_said(checkpoints: Checkpoints, promp
         assert "warnings" not in service.post({"prompt": "a red heart"}).json()
 
 
+def test_control_tokens_in_a_text_are_refused(checkpoints: Checkpoints) -> None:
+    with running(Pipeline(checkpoints["janus_pro"].load()), SETTINGS) as service:
+        answer = service.post({"prompt": "a <begin_of_image> heart"})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+        assert service.post({"prompt": "<a>"}).status_code == 200
+
+
 def test_no_proxy_holds_a_stream_back(live: Running) -> None:
     answer = live.post({"prompt": PROMPT, "stream": True})
     assert answer.headers["X-Accel-Buffering"] == "no" and answer.headers["Cache-Control"] == "no-store"
