@@ -112,11 +112,6 @@ def find_files(spec: ModelFamily, options: LoadOptions, device: str, precision: 
         fetch = f"fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or " if spec.published else ""
         raise CheckpointError(f"{folder} does not exist: {fetch}give --model_path (a folder or a hub id)")
     drafter = None if options.need_drafter is False else drafter_folder(spec, folder, options)
-    if drafter is None and options.need_drafter:
-        raise CheckpointError(
-            f"{folder} has no drafter network: give one by --drafter_path, or a method that needs none, such "
-            "as --method self-draft"
-        )
     return Checkpoint(spec, folder, drafter, DTYPES[precision], torch.device(device), options)
 
 

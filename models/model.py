@@ -242,6 +242,11 @@ def load_networks(
             "belong to different models"
         )
     net, drafter_sha = None, None
+    if drafter is None and checkpoint.options.need_drafter:
+        raise CheckpointError(
+            f"{folder} has no drafter network: give one by --drafter_path, or a method that needs none, such "
+            "as --method self-draft"
+        )
     if drafter is not None:
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
     placed = weights.placed(checkpoint.device, checkpoint.dtype)

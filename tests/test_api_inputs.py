@@ -167,7 +167,7 @@ def test_defaults_of_torch_change_nothing(checkpoints: Checkpoints, name: str) -
         pipe = Pipeline(loaded(files, drafter_path=str(files.drafter)))
         guidance = 1.0 if not pipe.model.prompts.guided else 2.0
         results: list[object] = []
-        for method in METHODS if name == "emoji" else ["self-draft"]:
+        for method in pipe.methods if name == "emoji" else ["self-draft"]:
             lantern = Lantern(0.5, 4) if method == "eagle-2" else None
             sampling = Sampling(1.0, 30, 0.9, guidance)
             out = pipe(texts, method, sampling=sampling, lantern=lantern, seed=3, batch_size=2)
