@@ -282,6 +282,17 @@ def test_pixels(theirs: Any) -> None:
     assert np.abs(pixels - expected.numpy()).max() < 1.01 and expected.std() > 1
 
 
+@torch.inference_mode()
+def test_what_is_special_in_gemma_is_exact_in_bf16(tmp_path: Path) -> None:
+    """Scaled embeddings and norms equal transformers' bit for bit."""
+    theirs = Liquid(tiny.liquid(tmp_path / "tiny"))
+    ours = load(str(theirs.folder), replace(OPTIONS, precision="bf16")).decoder
+    model = theirs.model.bfloat16()
+    ids, x = torch.arange(theirs.first), torch.randn(9, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(ours.embed(ids), model.model.embed_tokens(ids))
+    assert torch.equal(ours.norm(x.bfloat16()), model.model.norm(x.bfloat16()))
+
+
 def test_grids_of_sizes() -> None:
     """Emu3 has 90 x 90 cells by default; other ratios are rounded as transformers' processor rounds them."""
     for ratio, rows, columns in (("1:1", 90, 90), ("16:9", 68, 120), ("3:4", 104, 78)):
