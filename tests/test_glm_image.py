@@ -142,8 +142,7 @@ def test_a_run_stores_codes_and_says_so(files: Tiny, run: Run, tmp_path: Path) -
 
 
 def test_commands_that_need_pixels_are_refused(files: Tiny, refused: Refused, tmp_path: Path) -> None:
-    for command in ("demo", "serve"):
-        assert "pixels" in refused(command, *files.words())
+    assert "pixels" in refused("demo", *files.words())
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     (tmp_path / "x.txt").write_text("sun")
     words = [*files.words(), "--data_path", tmp_path, "--output_dir", tmp_path / "o"]
