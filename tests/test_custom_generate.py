@@ -105,17 +105,16 @@ def arguments(encode: Callable[..., dict[str, Tensor]], count: int, **more: Any)
     }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("count", "method", "more"),
+    ("form", "count", "method", "more"),
     [
-        (1, None, {}),
-        (3, "self-draft", {"prefix_allowed_tokens_fn": allowed}),
-        (3, "adt-self-draft", {"max_new_tokens": LENGTH}),
-        (2, "ar", {"max_new_tokens": LENGTH + 1}),
-        (2, Method("self-draft", Sampling(1.0), TreeShape(6, 3, 12)), {"guidance_scale": None}),
-        (2, None, {"negative_prompt_ids": None, "negative_prompt_attention_mask": None}),
-        (2, None, {"max_new_tokens": 200}),
+        ("callable", 1, None, {}),
+        ("folder", 3, "self-draft", {"prefix_allowed_tokens_fn": allowed}),
+        ("callable", 3, "adt-self-draft", {"max_new_tokens": LENGTH}),
+        ("folder", 2, "ar", {"max_new_tokens": LENGTH + 1}),
+        ("callable", 2, Method("self-draft", Sampling(1.0), TreeShape(6, 3, 12)), {"guidance_scale": None}),
+        ("callable", 2, None, {"negative_prompt_ids": None, "negative_prompt_attention_mask": None}),
+        ("callable", 2, None, {"max_new_tokens": 200}),
     ],
 )
 def test_tokens_of_generate(

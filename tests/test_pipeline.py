@@ -25,10 +25,9 @@ def test_one_seed_one_image(pipe: Pipeline, temperature: float) -> None:
         name for name, spec in METHODS.items() if spec.exact or not (temperature or name in relaxed)
     }
     for name in exact:
-        for batch_size in (1, 2):
-            out = pipe(PROMPTS, method=name, sampling=sampling, seed=5, batch_size=batch_size)
-            assert out.codes == expected.codes, (name, batch_size)
-            assert [a.tobytes() for a in out.images] == [b.tobytes() for b in expected.images]
+        out = pipe(PROMPTS, method=name, sampling=sampling, seed=5, batch_size=2)
+        assert out.codes == expected.codes, name
+        assert [a.tobytes() for a in out.images] == [b.tobytes() for b in expected.images]
 
 
 def test_a_prompt_alone_and_in_a_list(pipe: Pipeline) -> None:

@@ -28,14 +28,13 @@ from tests.checkpoints import Checkpoints
 from tests.runs import ROOT
 from tests.service import offline, running, wait_for
 
-# main.py, whose passes wait until the file named by the first argument exists. The second argument is torch's
-# number of threads.
+# main.py, whose passes wait until the file named by the first argument exists.
 GATED = """
 import asyncio, os, sys, time
 from models.target import ARTarget
 import main, torch
-gate, threads, forward = sys.argv.pop(1), sys.argv.pop(1), ARTarget.forward
-torch.set_num_threads(int(threads))
+gate, forward = sys.argv.pop(1), ARTarget.forward
+torch.set_num_threads(1)
 def wait_and_forward(*arguments):
     while not os.path.exists(gate):
         time.sleep(0.01)
@@ -48,17 +47,14 @@ async def wait_closed(server):  # as from Python 3.12 on: until the last connect
 asyncio.base_events.Server.wait_closed = wait_closed
 sys.exit(main.main(sys.argv[1:]))
 """
-ALONE = 4  # threads of a service without OpenMP: main, decoding, and the pools of texts and pixels
 BODY: dict[str, Any] = {"prompt": "red heart", "method": "ar", "n": 4}
 
 
 @contextmanager
-def served(
-    gate: Path, words: list[str], *more: object, threads: int = 1
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(gate: Path, words: list[str], *more: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yields the process and its address. No image is finished before the file `gate` exists."""
     options = [*words, "--port", "0", "--slots", "2", *map(str, more)]
-    line = [sys.executable, "-c", GATED, str(gate), str(threads), "serve", *options]
+    line = [sys.executable, "-c", GATED, str(gate), "serve", *options]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -193,16 +189,3 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("words", [("--queue", 9), ("--slots", 0), ("--timeout", 0), ("--grace", -1)])
 def test_numbers_out_of_range(words: tuple[object, ...], refused: Callable[..., str]) -> None:
     assert str(words[1]) in refused("serve", *words)
-
-
-@pytest.mark.parametrize(("threads", "workers"), [(1, 0), (8, 7 + 7)])
-def test_the_decoding_thread_alone_keeps_a_team(
-    words: list[str], tmp_path: Path, threads: int, workers: int
-) -> None:
-    """torch has a pool of workers, which always sleep here, and OpenMP a team of them for one thread. With a
-    team of a second thread, OpenMP would let the workers of both sleep between two operations."""
-    gate = tmp_path / "gate"
-    gate.touch()
-    with served(gate, words, threads=threads) as (process, site):
-        assert post(site, stream=True, partial_rows=1).status_code == 200
-        wait_for(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) == ALONE + workers, 30)
