@@ -212,12 +212,8 @@ def test_control_other_distribution() -> None:
 
 GREEDY = Sampling(temperature=0.0, guidance=1.5)
 METHODS = [
-    *(
-        Method(name, sampling, tree)
-        for sampling in (GUIDED, GREEDY)
-        for name, tree in (DYNAMIC[0], DYNAMIC[1], *SELF_DRAFTED)
-    ),
-    Method("eagle-1", GUIDED, MC_SIM),
+    *methods([*DYNAMIC[:2], STATIC[0], *SELF_DRAFTED], GUIDED),
+    *methods([DYNAMIC[0], SELF_DRAFTED[0]], GREEDY),
     Method("adt-tree", GUIDED, replace(ADAPT, init="vertical"), verify="rejection"),
     Method("eagle-1", GUIDED, MC_SIM, verify="rejection"),
     Method("eagle-2", GUIDED, FIXED, verify="rejection", rules="reference"),

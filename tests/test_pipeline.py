@@ -76,7 +76,6 @@ def test_lantern_gives_other_images(pipe: Pipeline) -> None:
         (lambda pipe: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern"),
         (lambda pipe: pipe(PROMPTS, seed=[1]), "1 seeds.* 3 prompts"),
         (lambda pipe: pipe.method(pipe.method("eagle-2"), verify="coupled"), "verify"),
-        (lambda pipe: pipe(PROMPTS, batch_size=0), "batch_size 0"),
         (lambda pipe: Lantern(delta=-1), "lantern_delta -1"),
         (lambda pipe: pipe("sun", lantern=Lantern(k=63), method="eagle-2"), "lantern_k 63.* 64 codes"),
         (lambda pipe: pipe("sun", method="eagle-2", tree=TreeShape(2, 65, 70)), " 65 .* 64 codes"),
