@@ -2,8 +2,8 @@
 
     from adt_tree import Pipeline, Sampling, AdaptiveTree, Lantern
 
-Pipeline, generate, the decoding method for transformers, and SeededGumbel, a logits processor for it, need
-torch, and are imported when they are first used.
+Pipeline, its LoadOptions, generate, the decoding method for transformers, and SeededGumbel, a logits
+processor for it, need torch, and are imported when they are first used.
 """
 
 from importlib import import_module
@@ -14,12 +14,12 @@ from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
 
 __all__ = [
-    "METHODS", "AdaptiveTree", "Lantern", "Method", "Output", "Pipeline", "Sampling", "SeededGumbel",
-    "StaticTree", "TreeShape", "generate",
+    "METHODS", "AdaptiveTree", "Lantern", "LoadOptions", "Method", "Output", "Pipeline", "Sampling",
+    "SeededGumbel", "StaticTree", "TreeShape", "generate",
 ]  # fmt: skip
 LAZY = {  # name -> its file
-    "Output": "pipeline", "Pipeline": "pipeline", "SeededGumbel": "generation.seeded_gumbel",
-    "generate": "generation.generate",
+    "LoadOptions": "pipeline", "Output": "pipeline", "Pipeline": "pipeline",
+    "SeededGumbel": "generation.seeded_gumbel", "generate": "generation.generate",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,7 +164,7 @@ class Pipeline:
                 raise UserError(f"{setting}: the Method has this setting already; give only one of the two")
             method = name
         else:
-            name = name or self.default_method
+            name = self.default_method if name is None else name
             # AutoTree only for exact methods: others' images would depend on the sizes that it chooses.
             auto = lantern is None and control is None and relaxed is None
             default_tree = self.model.spec.default_tree(name, auto=auto)
@@ -219,6 +219,8 @@ class Pipeline:
             by_name = {image.name: image for image in engine.decode(requests)}
         decoded = [by_name[request.name] for request in requests]
         pictured = decoded if self.model.codec is not None else ()
+        if not pictured:
+            print(f"warning: no images, codes alone: {self.model.no_codec_message}", file=sys.stderr)
         return Output([self.image(image.codes) for image in pictured], decoded)
 
     def stream(
@@ -305,9 +307,10 @@ class Pipeline:
 
 
 def listed(values: Any) -> list[Any] | None:
-    """Returns the entries of an iterable; None for a value that is none, and for a text."""
+    """Returns the entries of an iterable. None for a value that is none, for a text, and for sets and
+    dictionaries, which are in no order or hold more than their keys."""
     try:
-        return None if isinstance(values, str) else list(values)
+        return None if isinstance(values, str | Set | Mapping) else list(values)
     except TypeError:
         return None
 

@@ -167,7 +167,8 @@ class PromptOptions(Options):
     """
 
     prompt: str | None = option(
-        "a text, repeated --num_images times with different seeds; a .txt, .tsv, .csv, .json or .jsonl file; "
+        "a text, repeated --num_images times with different seeds; a .txt file, one prompt per line; a .tsv, "
+        ".csv, .json or .jsonl file with keys Prompt, Caption or Text, and Name or Id, the image's name; "
         "or one of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
         "(default: prompts of the embedded model in configs/)",
         unit="TEXT",

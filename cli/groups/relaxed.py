@@ -24,8 +24,8 @@ class LanternOptions(Options):
         False,
     )
     lantern_k: int | None = option(
-        f"number of neighbours whose probability counts, at most an eighth of the codebook (default: "
-        f"{PUBLISHED_LANTERN.max_k}, in bench {RELAXED.max_k})",
+        f"number of neighbours whose probability counts (default: {PUBLISHED_LANTERN.max_k}, in bench "
+        f"{RELAXED.max_k}, or an eighth of the codebook if that is less)",
         unit="CODES",
         least=0,
     )

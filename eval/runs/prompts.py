@@ -226,7 +226,8 @@ def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, 
         hint = f"are its quotation marks closed, and its cells with {delimiter!r} quoted?"
         raise ValueError(f"line {line}: {error} ({hint})") from None
     if not set(TEXT_COLUMNS) & set(header):
-        raise ValueError("its first line names no column Prompt, Caption or Text")
+        columns = f"no column Prompt, Caption or Text; columns are separated by {delimiter!r}"
+        raise ValueError(f"its first line names {columns}")
     return rows
 
 
