@@ -60,7 +60,7 @@ class Reads(TorchFunctionMode):
         if name in READS:
             del self.log[before:]  # the operations inside this call belong to the same wait
             self.log.append(name)
-        elif name in ("tensor", "as_tensor") and options.get("device") is not None:
+        elif name in ("tensor", "as_tensor") and options.get("device") not in (None, "cpu"):
             self.log.append(f"{name} from pageable memory")
         elif name == "to" and any(
             isinstance(x, torch.device | str) for x in (*args[1:], options.get("device"))

@@ -53,7 +53,8 @@ def test_a_product_and_what_is_fused_into_it(bias: bool) -> None:
         before = other.clone()
         pairs = (
             (packed(x), plain),
-            (packed.silu(x), F.silu(plain)),
+            (packed.activated(x, gelu=False), F.silu(plain)),
+            (packed.activated(x, gelu=True), F.gelu(plain, approximate="tanh")),
             (packed.times(x, other), plain * other),
             (packed.plus(x, other), plain + other),
         )

@@ -169,8 +169,9 @@ def test_lists_that_do_not_fit(glm: Running, theirs: Theirs) -> None:
     assert post(glm, payload | {"input_ids": None}).status_code == 400
 
 
-def test_the_rest_of_the_service_beside_it(glm: Running) -> None:
+def test_the_rest_of_the_service_beside_it(glm: Running, theirs: Theirs) -> None:
     """Health is what SGLang asks for first. There are no pictures, so there is no page."""
+    assert post(glm, one(theirs, TEXTS[0], 5)).status_code == 200
     assert httpx.get(f"{glm.site}/health").status_code == 200
     assert httpx.get(f"{glm.site}/v1/models").json()["data"][0]["id"] == "glm_image"
     assert glm.post({"prompt": "sun"}).status_code == httpx.get(glm.site).status_code == 404
