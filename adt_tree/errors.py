@@ -76,6 +76,12 @@ def real(name: str, value: Any, most: float, above: float | None = None) -> floa
     return number
 
 
+def instance(name: str, value: Any, kind: type) -> None:
+    """Raises UserError unless a value is of that class."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name} {shown(value)}: give a {kind.__name__}")
+
+
 def as_seed(value: Any, name: str = "seed") -> int:
     """Returns a whole number of any integral type but bool, reduced to the signed 64 bits of torch."""
     number = _index(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, instance, shown
 from adt_tree.fastest_size import AutoTree
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, Tree, TreeShape, self_drafted, windowed
 from adt_tree.relaxed.settings import RELAXED as RELAXED
@@ -235,8 +235,8 @@ def split_name(name: str) -> tuple[str, bool]:
 
 def method_spec(name: str) -> MethodSpec:
     """Returns the row of that name. UserError if there is none."""
-    if name not in METHODS:
-        raise UserError(f"method {name!r}: choose one of {', '.join(METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:
+        raise UserError(f"method {shown(name)}: choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 
@@ -260,6 +260,9 @@ class Method:
 
     def __post_init__(self) -> None:
         spec = self.spec
+        instance("sampling", self.sampling, Sampling)
+        if self.lantern is not None:
+            instance("lantern", self.lantern, Lantern)
         if not isinstance(self.tree, spec.tree_type | AutoTree):
             kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
             raise UserError(f"tree of method {self.name}: it must be of type {kinds}")

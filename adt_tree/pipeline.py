@@ -19,13 +19,14 @@ from PIL import Image, ImageChops, ImageDraw
 from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
-from adt_tree.errors import UserError, as_seed, shown
+from adt_tree.errors import UserError, as_seed, instance, shown
 from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method, RelaxedRule
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.relaxed.settings import Rows
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from models.checkpoint.files import expanded
 from models.family import LoadOptions
 from models.loading import load, pick_graphs
 from models.model import Model
@@ -112,9 +113,10 @@ class Pipeline:
         cuda_graphs: replay the parts of a step as CUDA graphs, by default on CUDA. options: all options of
         loading; the arguments before it replace its fields unless they are None.
         """
+        instance("options", options, LoadOptions)
         options = replace(
             options,
-            drafter_path=options.drafter_path if drafter is None else os.fspath(drafter),
+            drafter_path=options.drafter_path if drafter is None else expanded(drafter),
             device=str(device or options.device),
             precision=precision or options.precision,
             cuda_graphs=options.cuda_graphs if cuda_graphs is None else cuda_graphs,
@@ -281,7 +283,10 @@ class Pipeline:
         return self.engines.take(method, *size_of(requests, batch_size))
 
     def image(self, codes: list[int]) -> Image.Image:
-        """Returns the RGB picture of codes in raster order."""
+        """Returns the RGB picture of codes in raster order. UserError for codes that are no image's."""
+        size, count = self.model.grid.size, self.model.num_codes
+        if len(codes) != size or not all(0 <= code < count for code in codes):
+            raise UserError(f"codes {shown(codes)}: give {size} codes from 0 to {count - 1}")
         return self.model.image(codes)
 
     def partial_image(self, codes: list[int]) -> Image.Image:

@@ -37,8 +37,8 @@ class Options(Base):
         "RESULT",
     )
     write: str | None = option(
-        "write docs/RESULTS.md: the tables of the results named bench.json, sizes_*.json, rivals.json and "
-        "paper_budget.json",
+        "write docs/RESULTS.md: the tables of the results named bench.json, sizes_*.json, rivals.json, "
+        "frontier.json and paper_budget.json",
         unit="FILE",
     )
     into: str | None = option(
@@ -185,7 +185,7 @@ def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
         labels = [tables.label(row, result["rows"]) for row in result["rows"]]
         figures.speed(result["rows"], labels, folder / f"{name_of(path)}_speed.png")
         if all("nll" in row for row in result["rows"]):
-            figures.frontier(result["rows"], labels, folder / f"{name_of(path)}_frontier.png")
+            figures.frontier(result["rows"], folder / f"{name_of(path)}_frontier.png")
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
     print(f"{folder}: {len(results) + bool(averages)} figures")

@@ -31,7 +31,7 @@ class Section:
 
 
 SECTIONS = (
-    Section("All methods", "bench.json", ("method",), ("tau", "SR", "images_per_min"), "temperature"),
+    Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll"), "temperature"),
     Section(
         "Images per minute by the nodes of self-drafted trees",
         "sizes_*.json",
@@ -45,6 +45,13 @@ SECTIONS = (
         ("method", "seed_cells"),
         ("tau",),
         "total_token",
+    ),
+    Section(
+        "Relaxed methods over their knobs",
+        "frontier.json",
+        ("method", "row_start", "lantern_delta", "gsd_group", "cool_delta"),
+        ("mean_nodes", "tau", "SR", "projected", "nll"),
+        "temperature",
     ),
     Section("Trees of the paper's 59 nodes", "paper_budget.json", ("method",), ("tau", "SR"), "temperature"),
 )

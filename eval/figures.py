@@ -140,30 +140,32 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
     _save(figure, path)
 
 
-def frontier(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
-    """Writes quality against speed, measured and projected: a line per method, a point for each value of its
-    options, and the label of each point beside it.
+def frontier(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Writes quality against speed, measured and projected: a point for each row, beside it the values of its
+    options, and a line through the points of a method that has one option.
 
-    rows: as bench stores them, at one temperature, with the column nll. labels: the name of each row.
+    rows: as bench stores them, at one temperature, with the column nll.
     """
     figure = _figure(13, 5.5)
     axes = figure.subplots(1, 2, sharey=True)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], []).append(row)
     titles = {"SR": "measured speed-up", "projected": "speed-up projected where rows are free"}
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
-        for number, method in enumerate(methods):
-            points = sorted(
-                (row[key], row["nll"], label.removeprefix(method).strip())
-                for row, label in zip(rows, labels, strict=True)
-                if row["method"] == method
-            )
-            colour, marker = f"C{number % 10}", "os^Dv"[number // 10 % 5]
-            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
-            axis.plot(xs, ys, color=colour, marker=marker, markersize=5, linewidth=1, label=method)
-            for x, y, text in points:
-                axis.annotate(f" {text}", (x, y), fontsize=6, color=colour)
+        for number, (method, points) in enumerate(by_method.items()):
+            line = "-" if all(len(row["varied"]) < 2 for row in points) else "none"
+            options = ", ".join(dict.fromkeys(key for row in points for key in row["varied"]))
+            name = f"{method} ({options})" if options else method
+            colour, marker = f"C{number % 10}", "os^Dv"[number % 5]
+            xs, ys = [row[key] for row in points], [row["nll"] for row in points]
+            axis.plot(xs, ys, linestyle=line, linewidth=1, marker=marker, color=colour, label=name)
+            for x, y, row in zip(xs, ys, points, strict=True):
+                text = ", ".join(f"{value:g}" for value in row["varied"].values())
+                axis.annotate(f"  {text}", (x, y), fontsize=7, color=colour)
         axis.set_xlabel(title, fontsize=10)
-    axes[0].set_ylabel("mean -log p of a code under the model", fontsize=10)
+        axis.margins(x=0.08)
+    axes[0].set_ylabel("mean -log p of a code under the model (lower is better)", fontsize=10)
     axes[1].legend(fontsize=8, frameon=False)
     _save(figure, path)
 

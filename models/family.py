@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adt_tree.errors import CheckpointError, store
+from adt_tree.errors import CheckpointError, UserError, store
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import method_spec
 from adt_tree.policy import AdaptiveTree, Tree, TreeShape
@@ -66,6 +66,8 @@ class LoadOptions:
     def __post_init__(self) -> None:
         paths = ("model_path", "drafter_path", "tokenizer_base_path", "vq_path", "text_encoder")
         given = {name: value for name in paths if (value := getattr(self, name)) is not None}
+        if "" in given.values():
+            raise UserError(f"{next(n for n, path in given.items() if path == '')} is empty: leave it out")
         store(self, {name: expanded(value) for name, value in given.items()} | {"device": str(self.device)})
 
 

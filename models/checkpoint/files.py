@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from adt_tree.errors import CheckpointError, UserError, reason
+from adt_tree.errors import CheckpointError, UserError, reason, shown
 
 LFS_POINTER = b"version https://git-lfs"
 WEB_PAGE = (b"<!doctype", b"<html", b"<?xml")
@@ -61,8 +61,12 @@ def _fault(path: Path, error: Exception) -> str:
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """Returns a path as text, with the user's home folder in place of a leading ~."""
-    return os.path.expanduser(os.fspath(path))
+    """Returns a path as text, with the user's home folder in place of a leading ~. UserError for a value that
+    is none."""
+    try:
+        return os.path.expanduser(os.fspath(path))
+    except TypeError:
+        raise UserError(f"path {shown(path)}: give a text or a path") from None
 
 
 def read_text(path: Path) -> str:
