@@ -259,6 +259,32 @@ def test_an_engine_makes_the_images_of_one_run_at_a_time(pipe: Pipeline) -> None
         assert len(list(engine.decode(requests))) == 2
 
 
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda pipe: pipe("sun", method="eagle-2", lantern=True), "lantern True"),
+        (lambda pipe: pipe("sun", sampling={"temperature": 0}), "sampling"),
+        (lambda pipe: pipe("sun", method=["ar"]), "method ['ar']"),
+        (lambda pipe: pipe("sun", method=""), "method ''"),
+        (lambda pipe: pipe({"sun"}), "{'sun'}"),
+        (lambda pipe: pipe.image([1, 2]), "codes [1, 2]"),
+        (lambda pipe: pipe.image([10**6] * pipe.model.grid.size), "codes [1000000"),
+        (lambda pipe: Pipeline.from_pretrained(None), "None"),
+        (lambda pipe: Pipeline.from_pretrained("emoji", drafter=""), "drafter_path"),
+        (lambda pipe: Pipeline.from_pretrained("emoji", drafter=False), "False"),
+        (lambda pipe: Pipeline.from_pretrained("emoji", options={}), "options {}"),
+    ],
+)
+def test_values_of_another_kind(pipe: Pipeline, call: Callable[[Pipeline], object], named: str) -> None:
+    assert named in refused(lambda: call(pipe))
+
+
+def test_a_model_without_pixels_says_so(checkpoints: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Pipeline(loaded(checkpoints["glm_image"]))("sun", method="ar")
+    assert not out.images and len(out.codes) == 1
+    assert "no images, codes alone" in capsys.readouterr().err
+
+
 CONTROL = {
     "emu3": [tiny_transformers.IMAGE_START, "<|visual token 000003|>", tiny_transformers.ROW_END],
     "janus_pro": [tiny_transformers.BEGIN_OF_IMAGE, "<bos>"],
