@@ -14,7 +14,7 @@ import pandas
 import pytest
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -89,6 +89,7 @@ def test_lines(folder: Path, texts: list[str], end: str, mark: bool) -> None:
 @given(text=TEXTS | st.sampled_from(["~", "null", "12:30", "no"]), ascii_only=st.booleans())
 def test_yaml(folder: Path, text: str, ascii_only: bool) -> None:
     content = yaml.safe_dump({"prompt": text}, allow_unicode=not ascii_only)
+    assume(yaml.safe_load(content)["prompt"] == text)  # PyYAML writes U+0085 as it is, and reads a line end
     (folder / "run.yaml").write_text(content, encoding="utf-8")
     assert Options.parse(["--config", str(folder / "run.yaml")]).prompt == text
 
