@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity
 from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
 from eval.runs.process import synchronise
 from models import footprint
 from models.model import Model
@@ -104,8 +105,8 @@ def weights_read(model: Model) -> dict[str, float]:
     """Returns the size of the target's weights, the bandwidth of memory copies here, and the milliseconds
     that one reading of the weights takes at this bandwidth.
 
-    No step can be faster unless the weights stay in a cache. The embedding does not count, because a step
-    reads only a few of its rows.
+    With a drafter also the share of these weights that a pass of it reads. No step can be faster unless the
+    weights stay in a cache. The embedding does not count, because a step reads only a few of its rows.
     """
     device = model.decoder.embed.weight.device
     per_value = model.decoder.embed.weight.element_size()
@@ -121,8 +122,12 @@ def weights_read(model: Model) -> dict[str, float]:
         synchronise(device)
         seconds.append((time.perf_counter() - started) / copies)
     bandwidth = 2 * PROBE_BYTES / min(seconds)  # read and written
-    return {
+    read = {
         "weights_mb": round(values * per_value / 1e6, 2),
         "copy_gb_per_s": round(bandwidth / 1e9, 2),
         "read_ms": round(1e3 * values * per_value / bandwidth, 3),
     }
+    if model.drafter_net is not None:
+        share = footprint.drafter_share(model.dimensions(1, Sampling(), 1, 1))
+        read["drafter_share"] = round(share, 4)
+    return read

@@ -203,7 +203,11 @@ def test_the_newest_scores_are_a_table(runs: Path, tmp_path: Path, run: Run, ref
 def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> None:
     rows = [{**ROW, "temperature": 0.0}, {**ROW, "method": "adt-tree"}]
     (tmp_path / "cpu.json").write_text(json.dumps({**RESULT, "rows": rows}))
+    quality = [{**row, "nll": 0.8, "projected": 2.0, "varied": {"gsd_group": 4}} for row in rows]
+    (tmp_path / "quality.json").write_text(json.dumps({**RESULT, "rows": quality}))
     both, one = tmp_path / "both", tmp_path / "one"
+    assert run("report", tmp_path / "quality.json", "--figures", tmp_path / "quality")[0] == 0
+    Image.open(tmp_path / "quality" / "quality_frontier.png").verify()
     assert run("report", tmp_path / "cpu.json", runs / "adt", runs / "relaxed", "--figures", both)[0] == 0
     assert run("report", runs / "adt", "--figures", one)[0] == 0
     assert {path.name for path in both.iterdir()} == {"cpu_speed.png", "acceptance.png"}
