@@ -185,7 +185,8 @@ def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
         labels = [tables.label(row, result["rows"]) for row in result["rows"]]
         figures.speed(result["rows"], labels, folder / f"{name_of(path)}_speed.png")
         if all("nll" in row for row in result["rows"]):
-            figures.frontier(result["rows"], folder / f"{name_of(path)}_frontier.png")
+            curves = [tables.curve(row, result["rows"]) for row in result["rows"]]
+            figures.frontier(result["rows"], curves, folder / f"{name_of(path)}_frontier.png")
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
     print(f"{folder}: {len(results) + bool(averages)} figures")

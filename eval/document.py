@@ -25,13 +25,14 @@ class Section:
 
     title: str
     files: str  # pattern of the names of the results that it shows
-    index: tuple[str, ...]
-    values: tuple[str, ...]
-    across: str
+    index: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    across: str = "temperature"
+    picture: str = ""  # a file beside the document, in place of a table
 
 
 SECTIONS = (
-    Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll"), "temperature"),
+    Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll")),
     Section(
         "Images per minute by the nodes of self-drafted trees",
         "sizes_*.json",
@@ -46,14 +47,8 @@ SECTIONS = (
         ("tau",),
         "total_token",
     ),
-    Section(
-        "Relaxed methods over their knobs",
-        "frontier.json",
-        ("method", "row_start", "lantern_delta", "gsd_group", "cool_delta"),
-        ("mean_nodes", "tau", "SR", "projected", "nll"),
-        "temperature",
-    ),
-    Section("Trees of the paper's 59 nodes", "paper_budget.json", ("method",), ("tau", "SR"), "temperature"),
+    Section("Quality against speed", "frontier.json", picture="frontier.png"),
+    Section("Trees of the paper's 59 nodes", "paper_budget.json", ("method",), ("tau", "SR")),
 )
 
 
@@ -68,7 +63,10 @@ def document(results: Mapping[Path, Mapping[str, Any]]) -> str:
 
 
 def body(section: Section, results: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a section's table, and how to repeat each of its results."""
+    """Returns a section's table or picture, and how to repeat each of its results."""
+    notes = "\n".join(f"- {tables.note(result)}" for result in results)
+    if section.picture:
+        return f"![{section.title}]({section.picture})\n\n{notes}"
     rows = [row for result in results for row in result["rows"]]
     sizes = "method" not in section.index
     if sizes:  # the AR baseline has no tree: it stands beside the sizes
@@ -82,7 +80,7 @@ def body(section: Section, results: Sequence[Mapping[str, Any]]) -> str:
             groups.setdefault(tuple(tables.text(row, key) for key in section.index), []).append(row)
         for line, group in zip(lines, groups.values(), strict=True):
             line |= best_sizes(group)
-    return "\n\n".join([tables.table(lines), "\n".join(f"- {tables.note(result)}" for result in results)])
+    return f"{tables.table(lines)}\n\n{notes}"
 
 
 def best_sizes(rows: Sequence[Row]) -> dict[str, str]:

@@ -140,23 +140,25 @@ def speed(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) 
     _save(figure, path)
 
 
-def frontier(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes quality against speed, measured and projected: a point for each row, beside it the values of its
-    options, and a line through the points of a method that has one option.
+def frontier(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Path) -> None:
+    """Writes quality against speed, measured for each number of images in flight and projected: a point for
+    each row, beside it the values of its varied options, and a line through the points of a curve that varies
+    one option.
 
-    rows: as bench stores them, at one temperature, with the column nll.
+    rows: as bench stores them, at one temperature, with the column nll. labels: the curve of each row.
     """
-    figure = _figure(13, 5.5)
-    axes = figure.subplots(1, 2, sharey=True)
-    by_method: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_method.setdefault(row["method"], []).append(row)
-    titles = {"SR": "measured speed-up", "projected": "speed-up projected where rows are free"}
-    for axis, (key, title) in zip(axes, titles.items(), strict=True):
-        for number, (method, points) in enumerate(by_method.items()):
+    sizes = list(dict.fromkeys(row["batch_size"] for row in rows))
+    panels = [("SR", size, f"measured speed-up, {size} in flight") for size in sizes]
+    panels.append(("projected", sizes[0], "speed-up projected where rows are free"))
+    figure = _figure(6.5 * len(panels), 5.5)
+    axes = figure.subplots(1, len(panels), sharey=True)
+    for axis, (key, size, title) in zip(axes, panels, strict=True):
+        for number, curve in enumerate(dict.fromkeys(labels)):
+            points = [row for row, label in zip(rows, labels, strict=True)
+                      if label == curve and row["batch_size"] == size]  # fmt: skip
             line = "-" if all(len(row["varied"]) < 2 for row in points) else "none"
             options = ", ".join(dict.fromkeys(key for row in points for key in row["varied"]))
-            name = f"{method} ({options})" if options else method
+            name = f"{curve} ({options})" if options else curve
             colour, marker = f"C{number % 10}", "os^Dv"[number % 5]
             xs, ys = [row[key] for row in points], [row["nll"] for row in points]
             axis.plot(xs, ys, linestyle=line, linewidth=1, marker=marker, color=colour, label=name)
@@ -166,7 +168,7 @@ def frontier(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_xlabel(title, fontsize=10)
         axis.margins(x=0.08)
     axes[0].set_ylabel("mean -log p of a code under the model (lower is better)", fontsize=10)
-    axes[1].legend(fontsize=8, frameon=False)
+    axes[-1].legend(fontsize=8, frameon=False)
     _save(figure, path)
 
 

@@ -175,6 +175,12 @@ def label(row: Row, rows: Sequence[Row]) -> str:
     return " ".join([row["method"], *words])
 
 
+def curve(row: Row, rows: Sequence[Row]) -> str:
+    """Returns a row's method, and its nodes if the method has several numbers of them."""
+    several = len({other["total_token"] for other in rows if other["method"] == row["method"]}) > 1
+    return f"{row['method']} {row['total_token']}" if several else row["method"]
+
+
 def insert(file: Path, name: str, text: str) -> None:
     """Replaces the text between a document's markers. Raises UserError if it has none of that name."""
     first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"

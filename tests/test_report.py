@@ -18,7 +18,7 @@ from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from eval.acceptance import average, correlation, maps
 from eval.document import document
-from eval.tables import label, short, text_of
+from eval.tables import curve, label, short, text_of
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
 from tests.runs import ROOT
@@ -206,8 +206,13 @@ def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> Non
     quality = [{**row, "nll": 0.8, "projected": 2.0, "varied": {"gsd_group": 4}} for row in rows]
     (tmp_path / "quality.json").write_text(json.dumps({**RESULT, "rows": quality}))
     both, one = tmp_path / "both", tmp_path / "one"
-    assert run("report", tmp_path / "quality.json", "--figures", tmp_path / "quality")[0] == 0
-    Image.open(tmp_path / "quality" / "quality_frontier.png").verify()
+    several = [*quality, *({**row, "batch_size": 16, "total_token": 16} for row in quality)]
+    (tmp_path / "several.json").write_text(json.dumps({**RESULT, "rows": several}))
+    plots = [tmp_path / name for name in ("quality.json", "several.json")]
+    assert run("report", *plots, "--figures", tmp_path / "quality")[0] == 0
+    widths = [Image.open(tmp_path / "quality" / f"{plot.stem}_frontier.png").width for plot in plots]
+    assert widths[1] == 1.5 * widths[0]  # a panel more: images in flight
+    assert [curve(row, several) for row in several[:3:2]] == ["eagle-2 8", "eagle-2 16"]
     assert run("report", tmp_path / "cpu.json", runs / "adt", runs / "relaxed", "--figures", both)[0] == 0
     assert run("report", runs / "adt", "--figures", one)[0] == 0
     assert {path.name for path in both.iterdir()} == {"cpu_speed.png", "acceptance.png"}
