@@ -70,10 +70,6 @@ class Comparison:
 
         return interval((codes, calls), ratio)
 
-    def half_s(self) -> list[float]:
-        """Returns the seconds of the batches 0, 2, 4, ... and of the batches 1, 3, 5, ... ."""
-        return [round(float(self.batch_s[first::2].sum()), 4) for first in (0, 1)]
-
 
 @cache
 def drafter_share() -> float:
@@ -142,7 +138,6 @@ COLUMNS = {
         Column("median_s", "seconds", lambda c: np.median(c.seconds), "{:.2f}", timed=True),
         Column("images_per_min", "images/min", lambda c: 60 * len(c.images) / c.batch_s.sum(), "{:.1f}",
                timed=True),
-        Column("half_s", "", Comparison.half_s, timed=True),
         Column("images", "", lambda c: len(c.images)),
         Column("same_image", "= AR", Comparison.same_image, "{:.0%}"),
         Column("nll", "NLL", Comparison.nll, "{:.3f}", Comparison.nll_interval, optional=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import tables
-from eval.columns import LEGEND, Row
+from eval.columns import LEGEND
 
 OPENING = f"""# Results
 
@@ -74,20 +74,4 @@ def body(section: Section, results: Sequence[Mapping[str, Any]]) -> str:
     elif section.across == "total_token":
         rows = [row for row in rows if row["method"] != "ar"]
     lines = tables.lines_of(rows, section.index, section.values, section.across)
-    if sizes and all(all(row.get("half_s", [0])) for row in rows):
-        groups: dict[tuple[str, ...], list[Row]] = {}
-        for row in rows:
-            groups.setdefault(tuple(tables.text(row, key) for key in section.index), []).append(row)
-        for line, group in zip(lines, groups.values(), strict=True):
-            line |= best_sizes(group)
     return f"{tables.table(lines)}\n\n{notes}"
-
-
-def best_sizes(rows: Sequence[Row]) -> dict[str, str]:
-    """Returns the fastest fixed size, or "ar", on the batches of prompts 0, 2, 4, ... and on the others.
-
-    Where the two differ, the best size owes a part of its lead to noise.
-    """
-    fixed = [row for row in rows if row["total_token"] != "auto"]
-    best = [min(fixed, key=lambda row: row["half_s"][half])["total_token"] for half in (0, 1)]
-    return {"best size, even half": str(best[0]), "best size, odd half": str(best[1])}
