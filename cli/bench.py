@@ -41,7 +41,7 @@ from cli.options import (
     refuse_unread,
 )
 from cli.parser import as_written, declare, option
-from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests
+from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests, repeated
 from models.registry import RANDOM_WEIGHTS, SPECS
 
 if TYPE_CHECKING:
@@ -110,14 +110,6 @@ class BenchOptions(ModelOptions):
         (),
         choices=CONTROLS,
     )
-    seeds: int = option(
-        "number of images of every prompt, each with its own seed; more images make the confidence intervals "
-        "narrower and keep large batches full",
-        1,
-        unit="IMAGES",
-        least=1,
-        most=10_000,
-    )
     warmup: int = option("images that each configuration generates before timing", 1, unit="IMAGES", least=0)
     reference: str | None = option(
         "also time the same checkpoint in transformers' own implementation, with a static cache",
@@ -180,7 +172,6 @@ def run(options: Options) -> None:
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
-    prompts = repeated(prompts, options.seeds)
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
     environment, stored_options = describe(model), resolved_options(options, model)
@@ -281,15 +272,6 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
     return replace(method_options, **changes)
 
 
-def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
-    """Returns every prompt `seeds` times, each time under another name, because the name decides an image's
-    seed. All prompts come once before the first comes again, so that neighbours in a batch differ."""
-    again = [
-        replace(prompt, name=f"{prompt.name}.{number}") for number in range(1, seeds) for prompt in prompts
-    ]
-    return [*prompts, *again]
-
-
 def check(options: Options) -> None:
     """Raises UserError for --random_weights, --layers or --reference where the model or the other options do
     not allow it, and for options that random weights do not read."""
@@ -297,7 +279,8 @@ def check(options: Options) -> None:
         if options.model not in RANDOM_WEIGHTS:
             models = ", ".join(RANDOM_WEIGHTS)
             raise UserError(f"--random_weights with --model {options.model}: choose --model among {models}")
-        read = {"model", "precision", "device", "batch_size", "num_images", "random_seed", "config", "debug"}
+        read = {"model", "precision", "device", "batch_size", "num_images", "seeds", "random_seed"}
+        read |= {"config", "debug"}
         groups = {item.name for group in (ModelOptions, PromptOptions) for item in fields(group)}
         refuse_unread(options, sorted(groups - read), "--random_weights does not read it")
     elif options.layers is not None:
@@ -335,7 +318,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     graphs = model_from_options.check_graphs(options, device)
     model, before = middle_of_image(options.model, precision, device, options.layers, RANDOM_CODES)
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
-    return Pipeline(replace(model, **graphs)), prompts
+    return Pipeline(replace(model, **graphs)), repeated(prompts, options.seeds)
 
 
 def prepare(

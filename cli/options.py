@@ -168,8 +168,9 @@ class PromptOptions(Options):
 
     prompt: str | None = option(
         "a text, repeated --num_images times with different seeds; a .txt file, one prompt per line; a .tsv, "
-        ".csv, .json or .jsonl file with keys Prompt, Caption or Text, and Name or Id, the image's name; "
-        "or one of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
+        ".csv, .json or .jsonl file with keys Prompt, Caption or Text, and Name or Id, the image's name, as "
+        "GenEval's evaluation_metadata.jsonl; a folder of .txt files, a prompt each, as DPG-Bench's; or one "
+        "of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
         "(default: prompts of the embedded model in configs/)",
         unit="TEXT",
     )
@@ -185,10 +186,17 @@ class PromptOptions(Options):
         choices=CAPTIONS,
     )
     num_images: int = option(
-        "number of images; if there are more prompts, --random_seed selects a random subset; -1: all prompts",
+        "number of prompts used; if there are more, --random_seed selects a random subset; -1: all prompts",
         10,
         unit="N",
         read=image_count,
+    )
+    seeds: int = option(
+        "images of every prompt, each with its own seed: NAME, NAME.1, ...; GenEval and DPG-Bench ask for 4",
+        1,
+        unit="IMAGES",
+        least=1,
+        most=10_000,
     )
     slice: str | None = option(
         "rows of the list from START up to END, exclusive (default: all)", unit="START-END", read=_window
@@ -201,9 +209,7 @@ class PromptOptions(Options):
         least=1,
     )
     random_seed: int = option(
-        "seed of the run; the seed of an image is a hash of it and of the prompt's name",
-        42,
-        unit="SEED",
+        "seed of the run; the seed of an image is a hash of it and of the image's name", 42, unit="SEED"
     )
     set_seed: bool = option(
         "also seed torch's global generator and choose deterministic cuDNN kernels", False

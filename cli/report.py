@@ -18,8 +18,8 @@ from cli.parser import as_written, declare, option, positional
 from eval import acceptance, tables
 from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
-from eval.runs.check import faults, stored_run
-from eval.runs.run_folder import finished_records
+from eval.runs.check import faults, stored_options, stored_run
+from eval.runs.run_folder import finished_records, stored_grid
 from models.checkpoint.files import make_folder, write_atomic
 
 Results = Mapping[Path, dict[str, Any]]  # results of bench by their files
@@ -124,8 +124,8 @@ def check_runs(roots: Sequence[Path]) -> None:
     """
     complete = True
     for root in roots:
-        folder, grid = stored_run(root)
-        lines = faults(folder, grid)
+        folder = stored_run(root, stored_options(root))
+        lines = faults(folder, stored_grid(root))
         print("\n".join(lines) or f"{root}: all {len(folder.prompts)} images of its configuration are there")
         complete &= not lines
     if not complete:

@@ -215,8 +215,10 @@ def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
-    pipe, _ = load(parsed("--model lumina_mgpt --random_weights --layers 1"), need_drafter=False)
+    some = "--model lumina_mgpt --random_weights --layers 1 --num_images 2 --seeds 2"
+    pipe, prompts = load(parsed(some), need_drafter=False)
     assert pipe.model.decoder.config.num_layers == len(pipe.model.decoder.blocks) == 1
+    assert [prompt.name for prompt in prompts] == ["0", "1", "0.1", "1.1"]
     with pytest.raises(UserError, match="--layers 3"):
         load(parsed("--model lumina_mgpt --random_weights --layers 3"), need_drafter=False)
 

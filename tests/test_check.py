@@ -40,6 +40,12 @@ def test_complete_runs_pass_in_one_line_each(finished: Path, run: Run) -> None:
     assert all(str(finished) in line and "3 images" in line for line in out.splitlines())
 
 
+def test_a_folder_of_an_earlier_version_passes(folder: Path, run: Run) -> None:
+    """Its options lack those that came later."""
+    edit(folder / "generation_configs.json", lambda options: options.pop("seeds"))
+    assert run("report", folder, "--check")[0] == 0
+
+
 def cut_off(record: dict[str, Any]) -> None:
     """Removes the last step and its codes."""
     accepted = record["steps"].pop()["accepted"]

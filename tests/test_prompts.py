@@ -85,6 +85,24 @@ def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
     assert coco(captions="longest") == every[1:] and coco(captions="all") == every
 
 
+def test_a_folder_of_texts_is_a_prompt_each(tmp_path: Path) -> None:
+    for name, content in {"b1.txt": "a red\ncar\n", "7.txt": " a cat ", "notes.md": "none"}.items():
+        (tmp_path / name).write_text(content)
+    assert select(tmp_path) == [("7", "a cat"), ("b1", "a red\ncar")]
+
+
+def test_seeds_repeat_the_selected_prompts_under_other_names(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text('["a", "b", "c"]')
+    assert select(file, slice="1-3", seeds=3) == [
+        ("1", "b"), ("2", "c"), ("1.1", "b"), ("2.1", "c"), ("1.2", "b"), ("2.2", "c"),
+    ]  # fmt: skip
+    file.write_text('[{"name": "x", "prompt": "a"}, {"name": "x.1", "prompt": "b"}]')
+    assert len(select(file)) == 2
+    with pytest.raises(UserError, match=r"p\.json.*'x\.1'"):
+        select(file, seeds=2)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -145,6 +163,10 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
         ({"source": None, "captions": "longest", "class_labels": (1,)}, "--captions longest"),
         ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "--prompt_dir x"),
         ({"source": None, "prompt_dir": "x.txt"}, r"--prompt_dir x\.txt"),
+        ({"source": "texts", "captions": "longest"}, "--captions longest: texts"),
+        ({"source": "texts"}, r"texts/2\.txt: it has no prompt"),
+        ({"source": "bytes"}, r"bytes/1\.txt: is not UTF-8"),
+        ({"source": "empty"}, r"--prompt empty: .*\.txt"),
     ],
 )
 def test_selections_that_cannot_be(
@@ -153,6 +175,10 @@ def test_selections_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     Path("p.json").write_text('["a", "b"]')
     Path("notes").write_text("a cat")
+    for name, texts in {"texts": ["a", " "], "bytes": ["\udcff"], "empty": []}.items():
+        Path(name).mkdir()
+        for number, text in enumerate(texts, start=1):
+            Path(name, f"{number}.txt").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=says):
         select(**selection)
 

@@ -14,25 +14,27 @@ from PIL import Image
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from eval.runs.prompts import DEFAULT_END, image_seed, load_prompts
-from eval.runs.run_folder import SETTINGS, RunFolder, stored_grid
+from eval.runs.run_folder import SETTINGS, RunFolder
 from eval.runs.store import FINGERPRINT
 from models.checkpoint.files import read_json, reading
 
 REMEDY = "delete it and run the same command again"
+NO_RUN = "give a folder of generate_images"
 
 
-def stored_run(root: Path) -> tuple[RunFolder, Grid]:
-    """Returns the run that a folder's stored options describe, and the grid of its images.
+def stored_options(root: Path) -> Namespace:
+    """Returns the options of the run in a folder. Raises UserError if it holds no run of generate_images."""
+    settings = read_json(root / SETTINGS, NO_RUN)
+    with reading(root / SETTINGS, NO_RUN):
+        # Earlier versions made one image of every prompt.
+        return Namespace(**({"seeds": 1} | settings))
 
-    Raises UserError if the folder holds no run of generate_images, or if the run's prompts cannot be read.
-    """
-    remedy = "give a folder of generate_images"
-    settings = read_json(root / SETTINGS, remedy)
-    with reading(root / SETTINGS, remedy):
-        options = Namespace(**settings)
+
+def stored_run(root: Path, options: Namespace) -> RunFolder:
+    """Returns the run of these options in a folder. Raises UserError if its prompts cannot be read."""
+    with reading(root / SETTINGS, NO_RUN):
         window = (options.start_idx, options.end_idx or DEFAULT_END)
-        folder = RunFolder(root, window, load_prompts(options), settings[FINGERPRINT])
-    return folder, stored_grid(root)
+        return RunFolder(root, window, load_prompts(options), getattr(options, FINGERPRINT))
 
 
 def faults(folder: RunFolder, grid: Grid) -> list[str]:

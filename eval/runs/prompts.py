@@ -14,7 +14,7 @@ import os
 import random
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +80,8 @@ def held_out_texts() -> frozenset[str]:
 
 
 def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
-    """Returns the prompts of a run: those read, cut by --slice, sampled by --num_images, and cut by
-    --start_idx and --end_idx, in this order. Raises UserError if none is left.
+    """Returns the prompts of a run: those read, cut by --slice, sampled by --num_images, cut by --start_idx
+    and --end_idx, and repeated by --seeds, in this order. Raises UserError if none is left.
 
     args: the options of cli.options.PromptOptions. default: the file to read if they name none.
     """
@@ -90,7 +90,8 @@ def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
     if args.class_labels and args.prompt:
         raise UserError("--class_labels with --prompt: choose one")
     prompts = _read(args, default)
-    _check(prompts, "--class_labels" if args.class_labels else args.prompt or str(default))
+    source = "--class_labels" if args.class_labels else args.prompt or str(default)
+    _check(repeated(prompts, args.seeds), source)
     total = len(prompts)
     if args.slice:
         first, last = map(int, args.slice.split("-"))
@@ -102,7 +103,18 @@ def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
     prompts = prompts[args.start_idx : args.end_idx]
     if not prompts:
         raise UserError(f"no prompt is left of {total}: check --slice, --num_images, --start_idx, --end_idx")
-    return prompts
+    return repeated(prompts, args.seeds)
+
+
+def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:
+    """Returns every prompt `seeds` times, each time under another name, because the name decides an image's
+    seed. All prompts come once before the first comes again, so that neighbours in a batch differ."""
+    return [replace(p, name=repeated_name(p.name, number)) for number in range(seeds) for p in prompts]
+
+
+def repeated_name(name: str, number: int) -> str:
+    """Returns the name under which a prompt comes again: its own for number 0."""
+    return f"{name}.{number}" if number else name
 
 
 def _read(args: Any, default: Path) -> list[Prompt]:
@@ -119,6 +131,9 @@ def _read(args: Any, default: Path) -> list[Prompt]:
         return read_file(default, args.captions)
     if source in NAMED:
         return read_file(_find(source, Path(args.prompt_dir)), args.captions)
+    if os.path.isdir(expanded(source)):
+        _refuse_captions(args.captions, source)
+        return read_folder(Path(expanded(source)))
     if source.lower().endswith(SUFFIXES):
         return read_file(Path(expanded(source)), args.captions)
     _refuse_captions(args.captions, f"--prompt {source[:40]!r}")
@@ -175,6 +190,20 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
         _refuse_captions(captions, str(path))
     if not prompts:
         raise UserError(f"prompt file {path} holds no prompt")
+    return prompts
+
+
+def read_folder(path: Path) -> list[Prompt]:
+    """Returns the prompts of a folder of .txt files, as in DPG-Bench: one in each, of the file's name.
+
+    They are in the order of their names. Raises UserError for a damaged file, and if there is none.
+    """
+    prompts = []
+    for file in sorted(path.glob("*.txt")):
+        with reading(file, "give one prompt in UTF-8"):
+            prompts.append(Prompt(file.stem, _text(read_text(file), "it"), _number(file.stem)))
+    if not prompts:
+        raise UserError(f"--prompt {path}: this folder holds no .txt file; if it is a text, add a word")
     return prompts
 
 
