@@ -18,12 +18,15 @@ from cli.parser import as_written, declare, option, positional
 from eval import acceptance, tables
 from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
+from eval.runs import export
 from eval.runs.check import faults, stored_options, stored_run
 from eval.runs.run_folder import finished_records, stored_grid
 from models.checkpoint.files import make_folder, write_atomic
 
 Results = Mapping[Path, dict[str, Any]]  # results of bench by their files
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+EXPORTS = {"export_geneval": export.geneval, "export_dpg": export.dpg}
+OUTPUTS = ("write", "into", "figures", "race", "check", *EXPORTS)  # of which one command makes one
 
 
 @declare
@@ -65,11 +68,17 @@ class Options(Base):
         "asks for and that is missing or damaged, and end with status 1 if there is one",
         False,
     )
+    export_geneval: str | None = option(
+        "write GenEval's folder from a run of all its evaluation_metadata.jsonl with --seeds 4", unit="DIR"
+    )
+    export_dpg: str | None = option(
+        "write DPG-Bench's folder from a run of all its folder of prompts with --seeds 4", unit="DIR"
+    )
 
 
 def run(options: Options) -> None:
     """Prints the tables, checks the folders, or writes the files of the output option."""
-    outputs = [name for name in ("write", "into", "figures", "race", "check") if as_written(options, name)]
+    outputs = [name for name in OUTPUTS if as_written(options, name)]
     if len(outputs) > 1:
         raise UserError(f"--{outputs[0]} and --{outputs[1]}: give one of them")
     if outputs and options.paper is not None:
@@ -78,6 +87,9 @@ def run(options: Options) -> None:
         raise UserError("no RESULT: give a JSON file of bench, its folder, or a folder of generate_images")
     if options.check:
         check_runs([Path(name) for name in options.results])
+        return
+    if outputs and outputs[0] in EXPORTS:
+        export_run(options, outputs[0])
         return
     paths = [Path(name) for name in options.results]
     if options.write is not None and not paths:
@@ -130,6 +142,14 @@ def check_runs(roots: Sequence[Path]) -> None:
         complete &= not lines
     if not complete:
         sys.exit(1)
+
+
+def export_run(options: Options, output: str) -> None:
+    """Writes a scorer's folder, of one of EXPORTS, and prints the scorer's command."""
+    if len(options.results) != 1:
+        raise UserError(f"{as_written(options, output)}: give one folder of generate_images")
+    command = EXPORTS[output](Path(options.results[0]), Path(getattr(options, output)))
+    print(f"score it by {command}")
 
 
 def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
