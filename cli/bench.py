@@ -55,7 +55,7 @@ REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # mo
 # Options on which no measurement depends.
 NOT_MEASURED = ("output_dir", "config", "debug", "profile", "quality", "untimed", "trust_torchscript")
 PROFILED = 4  # images that --profile decodes
-RANDOM_CODES = 256  # codes that --random_weights decodes, from the middle of an image
+RANDOM_CODES = 256  # codes that --random_weights decodes, unless --codes says otherwise
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.
 VARIABLE = tuple(
     name for name in METHOD_OPTIONS
@@ -116,9 +116,15 @@ class BenchOptions(ModelOptions):
         choices=("transformers",),
     )
     random_weights: bool = option(
-        f"time a model of the published dimensions ({', '.join(RANDOM_WEIGHTS)}) with random weights on "
-        f"{RANDOM_CODES} codes from the middle of an image; no checkpoint is read",
+        f"time a model of the published dimensions ({', '.join(RANDOM_WEIGHTS)}) with random weights on the "
+        "rows in the middle of an image; no checkpoint is read",
         False,
+    )
+    codes: int | None = option(
+        "codes of these rows with --random_weights; an image's own number or more: all of its rows (default: "
+        f"{RANDOM_CODES})",
+        unit="CODES",
+        least=1,
     )
     layers: int | None = option(
         "layers of the decoder with --random_weights; fewer take less time and memory (default: the "
@@ -283,8 +289,8 @@ def check(options: Options) -> None:
         read |= {"config", "debug"}
         groups = {item.name for group in (ModelOptions, PromptOptions) for item in fields(group)}
         refuse_unread(options, sorted(groups - read), "--random_weights does not read it")
-    elif options.layers is not None:
-        raise UserError(f"--layers {options.layers}: it needs --random_weights; leave it out")
+    else:
+        refuse_unread(options, ("layers", "codes"), "it needs --random_weights")
     if options.reference is None:
         return
     reference = f"--reference {options.reference}"
@@ -316,7 +322,8 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, SPECS[options.model])
     graphs = model_from_options.check_graphs(options, device)
-    model, before = middle_of_image(options.model, precision, device, options.layers, RANDOM_CODES)
+    codes = options.codes or RANDOM_CODES
+    model, before = middle_of_image(options.model, precision, device, options.layers, codes)
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
     return Pipeline(replace(model, **graphs)), repeated(prompts, options.seeds)
 

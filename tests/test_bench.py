@@ -113,6 +113,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),
         ("--layers 4", "--layers 4: it needs --random_weights"),
+        ("--codes 4", "--codes 4: it needs --random_weights"),
         ("--random_weights --model anole --prompt x.txt", "--prompt x.txt"),
         ("--random_weights --model anole --deterministic", "--deterministic"),
         ("--methods ar --controls accept-all", "--controls accept-all"),
@@ -215,9 +216,10 @@ def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
-    some = "--model lumina_mgpt --random_weights --layers 1 --num_images 2 --seeds 2"
+    some = "--model lumina_mgpt --random_weights --layers 1 --codes 8 --num_images 2 --seeds 2"
     pipe, prompts = load(parsed(some), need_drafter=False)
     assert pipe.model.decoder.config.num_layers == len(pipe.model.decoder.blocks) == 1
+    assert pipe.model.grid == Grid(2, 4, row_ends=True)
     assert [prompt.name for prompt in prompts] == ["0", "1", "0.1", "1.1"]
     with pytest.raises(UserError, match="--layers 3"):
         load(parsed("--model lumina_mgpt --random_weights --layers 3"), need_drafter=False)
