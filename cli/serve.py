@@ -56,7 +56,7 @@ class Options(ModelOptions, GraphOptions):
     )
     max_body: int = option("size of the largest request", DEFAULTS.max_body, unit="BYTES", least=256)
     timeout: float = option(
-        "time for the headers of a request to arrive, for its body, and between requests",
+        "time for the body of a request to arrive, and between requests",
         DEFAULTS.timeout_s,
         unit="SECONDS",
         above=0,

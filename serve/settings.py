@@ -40,7 +40,7 @@ class Settings:
     queue: int = 64  # images that wait beyond those in flight; more are answered by 429
     max_prompt_tokens: int = 128  # tokens of the longest prompt; caches are sized for it
     max_body: int = 2**16  # bytes of a request's body
-    timeout_s: float = 30.0  # time for the headers of a request, for its body, and between two requests
+    timeout_s: float = 30.0  # time for the body of a request, and between two requests
     # Every path but /health and the page's needs this key. None: clients of this machine need no key, and
     # others are refused.
     api_key: str | None = None
