@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from fastapi import FastAPI
 from fastapi.responses import Response
+from starlette.routing import Route
 
 from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
@@ -61,7 +62,9 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     app.add_api_route("/generate", generate_codes, methods=["POST"])
     if pixels:
         app.add_api_route("/v1/images/generations", generate, methods=["POST"])
-        add_pages(app)
+        for path, (name, kind) in PAGES.items():
+            page = Response((PAGE / name).read_bytes(), media_type=kind)
+            app.router.routes.append(Route(path, page, methods=GET))
     add_models(app, pipe)
 
     @app.api_route("/health", methods=GET)
@@ -86,19 +89,6 @@ def build_first(pipe: Pipeline, settings: Settings) -> None:
         pass
 
 
-def add_pages(app: FastAPI) -> None:
-    """Adds the routes of the page. Its files are read once; a request for a range of bytes gets the whole
-    file."""
-
-    def add(path: str, content: bytes, kind: str) -> None:
-        @app.api_route(path, methods=GET)
-        async def page() -> Response:
-            return Response(content, media_type=kind)
-
-    for path, (name, kind) in PAGES.items():
-        add(path, (PAGE / name).read_bytes(), kind)
-
-
 def add_models(app: FastAPI, pipe: Pipeline) -> None:
     """Adds the routes of OpenAI's API that describe models. There is one model, this server's, with its
     methods and the number of rows of codes in its images."""
@@ -113,9 +103,8 @@ def add_models(app: FastAPI, pipe: Pipeline) -> None:
         "rows": pipe.model.grid.height,
     }
 
-    @app.api_route("/v1/models", methods=GET)
-    async def models() -> Response:
-        return json_response({"object": "list", "data": [model]})
+    models = json_response({"object": "list", "data": [model]})
+    app.router.routes.append(Route("/v1/models", models, methods=GET))
 
     @app.api_route("/v1/models/{model_name}", methods=GET)
     async def one_model(model_name: str) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -22,11 +21,9 @@ from serve.api_errors import ApiError, failure, invalid, json_response
 from serve.image_request import ImageRequest, check_model, engine_key, method_of, parse, size_of
 from serve.job import Job, News, Order
 from serve.metrics import since
-from serve.scheduler import Full
 from serve.service import Service
 
 SEED_BITS = 48  # of a seed that the server chooses; JavaScript represents such a number exactly
-MAX_WAIT_S = 60  # upper bound of Retry-After
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed its connection, for the log alone
 
 
@@ -47,17 +44,13 @@ async def read_body(request: Request, service: Service) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" or "content-encoding" in request.headers:
         raise ApiError(415, f"content type {kind!r}: send application/json, not compressed")
-    too_large = ApiError(413, f"the body is too large: send at most {settings.max_body} bytes")
-    stated = request.headers.get("content-length", "0")
-    if stated.isdecimal() and int(stated) > settings.max_body:
-        raise too_large
     body = b""
     try:
         async with asyncio.timeout(settings.timeout_s):
             async for part in request.stream():
                 body += part
                 if len(body) > settings.max_body:
-                    raise too_large
+                    raise ApiError(413, f"the body is too large: send at most {settings.max_body} bytes")
     except TimeoutError:
         text = f"the body did not arrive within {settings.timeout_s:g} s"
         raise ApiError(408, text, headers={"Connection": "close"}) from None
@@ -80,7 +73,7 @@ async def place(image_request: ImageRequest, service: Service) -> Order:
     engine = engine_key(method, pipe, service.settings)
     how = method.sampling, engine, marks_of(image_request, pipe.model.grid)
     order.jobs = [Job(order, index, prompt, seed + index, *how) for index in range(image_request.n)]
-    submit(order, service)
+    service.scheduler.submit(order.jobs)
     return order
 
 
@@ -94,17 +87,6 @@ def check_length(field: str, prompt: EncodedPrompt, service: Service) -> None:
 def chosen(seed: int | None) -> int:
     """Returns the seed that a client gives, or else one at random."""
     return secrets.randbelow(2**SEED_BITS) if seed is None else seed
-
-
-def submit(order: Order, service: Service) -> None:
-    """Puts the images of an order in the queue. Raises ApiError 429 if there is no room for them."""
-    try:
-        service.scheduler.submit(order.jobs)
-    except Full:
-        service.metrics.refused.inc()
-        wait = math.ceil(min(max(service.metrics.image_seconds, 1), MAX_WAIT_S))
-        text = f"{service.scheduler.backlog} images are in flight or wait; try again in {wait} s"
-        raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(wait)}) from None
 
 
 def marks_of(image_request: ImageRequest, grid: Grid) -> Sequence[int]:

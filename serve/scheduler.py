@@ -8,6 +8,7 @@ and hands over, so that no image waits for ever.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,11 +24,8 @@ from serve.job import Job
 from serve.metrics import Metrics
 from serve.settings import Settings
 
+MAX_WAIT_S = 60  # upper bound of Retry-After
 log = logging.getLogger(__name__)
-
-
-class Full(Exception):
-    """Raised if the queue has no room for all images of a request."""
 
 
 class Scheduler:
@@ -74,11 +72,14 @@ class Scheduler:
             raise ApiError(503, "the decoding thread has ended", code="server_error")
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queues images. Raises Full if there is no room for all of them, and ApiError as check()."""
+        """Queues images. Raises ApiError 429 if there is no room for all of them, and 503 as check()."""
         with self._changed:
             self.check()
             if self.backlog + len(jobs) > self.settings.slots + self.settings.queue:
-                raise Full
+                self.metrics.refused.inc()
+                wait = math.ceil(min(max(self.metrics.image_seconds, 1), MAX_WAIT_S))
+                text = f"{self.backlog} images are in flight or wait; try again in {wait} s"
+                raise ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(wait)})
             self._waiting.extend(jobs)
             self._changed.notify()
 

@@ -23,7 +23,7 @@ from models.layouts.glm_image import grid_of
 from models.target import Prompt
 from serve.api_errors import ApiError, invalid, json_response
 from serve.image_request import MAX_SEED, Fields, engine_key, fields_of, validated
-from serve.images import check_length, chosen, read_body, submit, unless_gone
+from serve.images import check_length, chosen, read_body, unless_gone
 from serve.job import Job, Order
 from serve.metrics import since
 from serve.service import Service
@@ -85,7 +85,7 @@ def place(batch: Batch, images: ImageTokens, service: Service) -> Order:
     for ids, (data,), settings in zip(batch.input_ids, batch.image_data, batch.sampling_params, strict=True):
         grid = read_grid(ids, data, images, service)
         order.jobs.append(job_of(order, ids, grid, settings, service))
-    submit(order, service)
+    service.scheduler.submit(order.jobs)
     return order
 
 
