@@ -22,6 +22,7 @@ from cli.options import (
 )
 from cli.parser import declare
 from eval.runs.prompts import DRAFTER_FILE, load_prompts, make_requests
+from models.registry import SPECS
 
 
 @declare
@@ -38,6 +39,7 @@ def run(options: Options) -> None:
     check_model(options)
     if options.features:
         check_guided(options, "--features")
+    sampling_of(options, SPECS[options.model])  # refuses bad numbers before weights are read
     prompts = load_prompts(options, DRAFTER_FILE)
     import torch
     from tqdm import tqdm

@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
@@ -170,10 +170,10 @@ class TreeOptions(Options):
     )
 
 
-def _adaptive(name: str, text: str, unit: str, least: float = 1, most: float | None = None) -> Any:
+def _adaptive(name: str, text: str, unit: str) -> Any:
     """Declares a numeric option of adaptive trees, whose help states the default of each method."""
     defaults = _by_method(f"adt_{name}", lambda tree: f"{getattr(tree, name):g}")
-    return option(f"{text} (default: {defaults})", unit=unit, least=least, most=most)
+    return option(f"{text} (default: {defaults})", unit=unit)
 
 
 @declare
@@ -185,9 +185,9 @@ class AdaptOptions(Options):
         f"above; both: the mean of the two; random: any decoded cell (default: {AdaptiveTree().init})",
         choices=INITS,
     )
-    adt_beta: float | None = _adaptive("beta", "acceptance rate from which trees deepen", "RATE", 0, 1)
-    adt_step_depth: int | None = _adaptive("step_depth", "l_d, change of depth per step", "LEVELS", 0)
-    adt_step_width: int | None = _adaptive("step_width", "l_k, change of width per step", "NODES", 0)
+    adt_beta: float | None = _adaptive("beta", "acceptance rate from which trees deepen", "RATE")
+    adt_step_depth: int | None = _adaptive("step_depth", "l_d, change of depth per step", "LEVELS")
+    adt_step_width: int | None = _adaptive("step_width", "l_k, change of width per step", "NODES")
     adt_depth_min: int | None = _adaptive("depth_min", "least depth", "LEVELS")
     adt_depth_max: int | None = _adaptive("depth_max", "greatest depth", "LEVELS")
     adt_width_min: int | None = _adaptive("width_min", "least width", "NODES")
@@ -229,7 +229,7 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     check_model(options)
     spec = selected(options)
     for name, reason in unread(options, spec).items():
-        refuse(options, name, reason)
+        raise UserError(f"{as_written(options, name)}: {reason}")
     values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     return Method(
@@ -256,11 +256,6 @@ def relaxed_rule(options: DecodingOptions, spec: MethodSpec) -> RelaxedRule | No
     return replace(spec.relaxed, **changes)
 
 
-def refuse(options: DecodingOptions, name: str, reason: str) -> NoReturn:
-    """Raises a UserError that names an option as it was given."""
-    raise UserError(f"{as_written(options, name)}: {reason}")
-
-
 def selected(options: DecodingOptions) -> MethodSpec:
     """Returns the method that --method and the published flags select together.
 
@@ -284,12 +279,13 @@ def selected(options: DecodingOptions) -> MethodSpec:
         admits["verify"] = lambda spec: options.verify != "rejection" or options.verify in spec.verify
     left = list(METHODS.values())
     for name, agrees in admits.items():
-        if as_written(options, name) is None:
+        written = as_written(options, name)
+        if written is None:
             continue
         if not any(agrees(spec) for spec in left):
             meant = ", ".join(spec.name for spec in METHODS.values() if agrees(spec))
             others = ", ".join(spec.name for spec in left)
-            refuse(options, name, f"it selects {meant}, but the other options select {others}; choose one")
+            raise UserError(f"{written}: it selects {meant}, but other options select {others}; choose one")
         left = [spec for spec in left if agrees(spec)]
     usual = METHODS[SPECS[options.model].method]
     return min(

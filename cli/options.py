@@ -20,15 +20,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def image_count(text: str) -> int:
     """Reads a number of images: positive, or -1 for all."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-    if value < -1:
-        raise argparse.ArgumentTypeError(f"{value} is too small: give -1 or more")
-    if value == 0:
-        raise argparse.ArgumentTypeError("0 images: give a positive number, or -1 for all")
-    return value
+    if text == "-1" or (text.isdecimal() and int(text)):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} images: give a positive number, or -1 for all")
 
 
 def _window(text: str) -> str:
@@ -224,14 +218,11 @@ class FilterOptions(Options):
         "sample among this many most probable codes; 0: all "
         f"(default: {TOP_K}{by_model(TOP_K, lambda spec: spec.top_k)})",
         unit="CODES",
-        least=0,
     )
     top_p: float | None = option(
         "sample among the most probable codes that together have this probability "
         f"(default: 1{by_model(1.0, lambda spec: spec.top_p)})",
         unit="P",
-        above=0,
-        most=1,
     )
     cfg: float | None = option(
         "scale of classifier-free guidance; 1: none, and one row per image instead of two "
@@ -256,8 +247,6 @@ class SamplingOptions(FilterOptions):
         "temperature of the softmax; 0 (up to 1e-5): greedy (default: 1"
         f"{by_model(1.0, lambda spec: spec.temperature)})",
         unit="T",
-        least=0,
-        most=100,
     )
 
 
@@ -269,44 +258,33 @@ class RivalOptions(Options):
         "G: codes of neighbouring rank whose probability a draft of gsd counts; 1: sjd (default: "
         f"{Groups().gsd_group})",
         unit="CODES",
-        least=1,
     )
     gsd_gap: float | None = option(
         f"largest difference of their probabilities from the draft's (default: {Groups().gsd_gap:g})",
         unit="P",
-        least=0,
-        most=1,
     )
     gsd_distance: float | None = option(
         "largest squared distance of their input embeddings from the draft's; released for Lumina-mGPT: 0.5 "
         "(default: the median of the model's codes)",
         unit="D",
-        least=0,
-        most=1e9,
     )
     sv_mass: float | None = option(
         "alpha: share of a run's summed probability that the judged tail of a run of sjd-sv has (default: "
         f"{Runs().sv_mass:g})",
         unit="SHARE",
-        least=0,
-        most=1,
     )
     sv_run: int | None = option(
-        "most drafts that sjd-sv judges by one ratio; 1: sjd (default: no bound)", unit="DRAFTS", least=1
+        "most drafts that sjd-sv judges by one ratio; 1: sjd (default: no bound)", unit="DRAFTS"
     )
     cool_delta: float | None = option(
         "mean over the levels of the weights with which cool-sd and cool-sjd multiply the probability of a "
         f"draft (default: {Annealing().cool_delta:g})",
         unit="D",
-        least=0,
-        most=1e6,
     )
     cool_nu: float | None = option(
         "those weights fall by the factor exp(-nu) from level to level; 0 with --cool_delta 1: the exact "
         f"method (default: {Annealing().cool_nu:g})",
         unit="NU",
-        least=0,
-        most=100,
     )
 
 

@@ -104,7 +104,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--methods eagle2", "eagle-2"),
         ("--methods ar-lantern", "ar-lantern"),
         ("--vary adt_beta", "KEY=VALUE,VALUE"),
-        ("--vary adt_beta=2", "at most 1"),
+        ("--vary adt_beta=2", "from 0 to 1"),
         ("--vary adt_bta=0.5", "cannot be varied"),
         ("--vary temperature=0,1", "cannot be varied"),
         ("--batch_size 0", "at least 1"),

@@ -27,15 +27,12 @@ class LanternOptions(Options):
         f"number of neighbours whose probability counts (default: {PUBLISHED_LANTERN.max_k}, in bench "
         f"{RELAXED.max_k}, or an eighth of the codebook if that is less)",
         unit="CODES",
-        least=0,
     )
     lantern_delta: float | None = option(
         "up to 1: bound on the probability that a code gains from its neighbours; above 1: LANTERN++'s "
         f"factor on the probability of the code itself (default: the published {PUBLISHED_LANTERN.delta:g}, "
         f"in bench {RELAXED.delta:g})",
         unit="D",
-        least=0,
-        most=1e6,
     )
     lantern_table: str | None = option(
         "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's "
@@ -53,7 +50,6 @@ class RowOptions(Options):
         "included; fewer give fewer passes and another distribution, a whole row gives raster order "
         "(default: a third of a row in zipar and pjd, raster order in self-draft)",
         unit="CELLS",
-        least=1,
     )
     row_lag: str | None = option(
         "keep: a row stays --row_start cells behind the row above; start: it may catch up once it has begun, "
