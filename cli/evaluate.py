@@ -6,9 +6,9 @@ The published commands eval_fid_clip, eval_prec_recall and eval_hpsv2 are this o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adt_tree.errors import UserError
 from cli.options import DEVICES, image_count, refuse_unread
@@ -117,32 +117,17 @@ class Options(Base):
     ALIASES: ClassVar[dict[str, str]] = {"image_path": "fake_dir", "prompt_path": "caption_path"}
 
 
-@declare
-class FidClip(Options):
-    metrics: tuple[str, ...] = ("clip", "fid")
-    how_many: int = 5000
-
-
-@declare
-class PrecisionRecall(Options):
-    metrics: tuple[str, ...] = ("precision_recall",)
-
-
-@declare
-class Hpsv2(Options):
-    metrics: tuple[str, ...] = ("hps",)
-
-
-@declare
-class Quality(Options):
-    metrics: tuple[str, ...] = ("effnet_fd",)
+def with_defaults(defaults: dict[str, Any]) -> type[Options]:
+    """Returns the options with other defaults."""
+    fields = [(name, Options.__annotations__[name], default) for name, default in defaults.items()]
+    return make_dataclass("Options", fields, bases=(Options,), frozen=True, kw_only=True)
 
 
 ALIASES = {  # another name of the command -> its options
-    "eval_fid_clip": FidClip,
-    "eval_prec_recall": PrecisionRecall,
-    "eval_hpsv2": Hpsv2,
-    "eval_quality": Quality,
+    "eval_fid_clip": with_defaults({"metrics": ("clip", "fid"), "how_many": 5000}),
+    "eval_prec_recall": with_defaults({"metrics": ("precision_recall",)}),
+    "eval_hpsv2": with_defaults({"metrics": ("hps",)}),
+    "eval_quality": with_defaults({"metrics": ("effnet_fd",)}),
 }
 
 
@@ -162,7 +147,7 @@ def run(options: Options) -> None:
         print(f"  features of the real images in {options.fname_precalc}")
         return
     facts = {"images": len(sets.fakes), "real_images": sets.num_reals}
-    record_scores(record, "evaluate", options, sets.device.type, scores, sets.weights, facts)
+    record_scores(record, options, sets.device.type, scores, sets.weights, facts)
 
 
 def check(options: Options) -> None:
@@ -223,6 +208,10 @@ class Sets:
             self._features[key] = features(network, self.reals if real else self.fakes, self.batch_size)
         return self._features[key]
 
+    def both(self, name: str, network: Network) -> tuple[Tensor, Tensor]:
+        """Returns the features of the images and of the real ones."""
+        return self.features(name, network), self.features(name, network, real=True)
+
 
 def _clip(options: Options, sets: Sets) -> Scores:
     from eval.metrics.clip import clip_scores, load_clip
@@ -254,16 +243,14 @@ def _inception(options: Options, sets: Sets) -> tuple[Network, Tensor]:
 def _fid(options: Options, sets: Sets) -> Scores:
     from eval.metrics.distances import frechet
 
-    network, _ = _inception(options, sets)
-    fake, real = (sets.features("inception", network, real) for real in (False, True))
+    fake, real = sets.both("inception", _inception(options, sets)[0])
     return {f"fid_{options.eval_res}px": frechet(fake, real)}
 
 
 def _kid(options: Options, sets: Sets) -> Scores:
     from eval.metrics.distances import kid
 
-    network, _ = _inception(options, sets)
-    fake, real = (sets.features("inception", network, real) for real in (False, True))
+    fake, real = sets.both("inception", _inception(options, sets)[0])
     mean, deviation = kid(fake, real, options.kid_subsets, options.kid_size, options.random_seed)
     return {"kid": mean, "kid_std": deviation}
 
@@ -313,8 +300,7 @@ def _effnet_fd(options: Options, sets: Sets) -> Scores:
     from eval.metrics.distances import frechet
     from eval.metrics.networks import effnet
 
-    network = effnet(sets.device)
-    return {"effnet_fd": frechet(*(sets.features("effnet", network, real) for real in (False, True)))}
+    return {"effnet_fd": frechet(*sets.both("effnet", effnet(sets.device)))}
 
 
 MEASURES: dict[str, Callable[[Options, Sets], Scores]] = {

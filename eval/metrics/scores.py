@@ -28,7 +28,6 @@ def scores_path(folder: str, path: str | None) -> Path:
 
 def record_scores(
     record: Path,
-    command: str,
     options: Any,
     device: str,
     scores: Mapping[str, float],
@@ -46,7 +45,7 @@ def record_scores(
         "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
         **environment(device),
         "weights": dict(weights),
-        "command": command,
+        "command": "evaluate",
         **facts,
         "options": {k: value for k, value in asdict(options).items() if k not in ("debug", "config")},
         "scores": dict(scores),
