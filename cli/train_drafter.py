@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from adt_tree.errors import UserError
 from cli.options import DEVICES, CheckpointOptions, check_guided, check_model, refuse_unread
 from cli.parser import Options as Base
 from cli.parser import declare, option
@@ -126,6 +127,8 @@ def check(options: Options) -> None:
     """Raises UserError for a model that no drafter can be trained for, and for an option that is not read."""
     check_model(options)
     check_guided(options, "train_drafter")
+    if options.cfg_loss and not options.coupled:
+        raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
     noise = f"--data_noise {options.data_noise} does not read it"
     if options.data_noise != "gaussian":
         refuse_unread(options, ("mean",), noise)

@@ -218,12 +218,6 @@ def blend(average: nn.Module, net: nn.Module, decay: float) -> None:
         mean.lerp_(value, 1 - decay)
 
 
-def refuse(args: Any) -> None:
-    """Raises UserError for options that contradict each other."""
-    if args.cfg_loss and not args.coupled:
-        raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
-
-
 def prepare(args: Any) -> tuple[Any, Any]:
     """Returns the accelerator of this process, and the options with their device and precision resolved."""
     from accelerate import Accelerator
@@ -248,7 +242,6 @@ def run(args: Any, loading: LoadOptions) -> None:
     args: the options of cli/train_drafter.py. loading: how to load the target and, if there is one, the
     drafter that training starts from.
     """
-    refuse(args)
     accelerator, args = prepare(args)
     root = Path(args.save_dir)
     loading = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
