@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -246,7 +245,7 @@ def cosine(fraction: float) -> float:
 
 
 def run(options: Options) -> None:
-    """Trains for --steps, earlier runs included. Writes tokenizer.pt, the log and a sheet of examples."""
+    """Trains for --steps, earlier runs included. Writes tokenizer.pt and the log."""
     device, work = use_device(options), Path(options.work_dir)
     pictures = Pictures(work)
     if options.restart:
@@ -269,8 +268,4 @@ def run(options: Options) -> None:
                 measured = figures(trainer.tokenizer, fresh if done else fresh[:96])
                 progress = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
                 append_json(work / LOG, {**progress, **sums, **measured})
-    decoded = trainer.tokenizer.decode(trainer.tokenizer.encode(fresh[:48]))
-    pairs = torch.stack((fresh[:48].unflatten(0, (3, 16)), decoded.unflatten(0, (3, 16))), 1)
-    sheet = pairs.transpose(2, 3).flatten(0, 2).flatten(1, 2)  # each picture above its reconstruction
-    Image.fromarray(sheet.numpy()).save(work / "sheet_tokenizer.png")
     print(json.dumps({"steps": trainer.step, **figures(trainer.tokenizer, fresh)}))
