@@ -148,7 +148,7 @@ def run(options: Options) -> None:
                 branches: list[torch.Tensor] = []
                 if options.features:
                     prompt = prompt_of(model, root / f"{name}.txt", text)
-                    branches = features(model, [prompt], torch.tensor([codes]))[0]
+                    branches = features(model, prompt, torch.tensor(codes))
                 writer.add(StoredImage(name, text, None, codes, branches))
     finally:
         writer.flush()

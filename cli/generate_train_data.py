@@ -67,7 +67,7 @@ def run(options: Options) -> None:
             for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
                 branches: list[torch.Tensor] = []
                 if options.features:
-                    branches = features(model, [encoded[image.name]], torch.tensor([image.codes]))[0]
+                    branches = features(model, encoded[image.name], torch.tensor(image.codes))
                 writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, branches))
         finally:
             writer.flush()

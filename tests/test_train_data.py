@@ -97,10 +97,9 @@ def test_features_are_those_of_one_causal_pass(
     assert run("generate_train_data", *prompts_of(name), out, "--features", "--end_idx", 2)[0] == 0
     shards = read_shards([out], model)
     assert shards.has_features
-    encoded = [model.encode(text) for text in shards.texts]
-    computed = features(model, encoded, shards.codes)
-    for image, prompt in enumerate(encoded):
-        pairs = zip(shards.features(image), computed[image], strict=True)
+    for image, prompt in enumerate(map(model.encode, shards.texts)):
+        computed = features(model, prompt, shards.codes[image])
+        pairs = zip(shards.features(image), computed, strict=True)
         for branch, (stored, recomputed) in enumerate(pairs):
             torch.testing.assert_close(stored, recomputed, atol=1e-4, rtol=1e-4)
             if name != "llamagen":

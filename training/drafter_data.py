@@ -42,17 +42,13 @@ class Images:
             raise UserError(f"image {self.shards.names[image]}: {error}") from error
 
     def features(self, image: int) -> list[Tensor]:
-        """Returns the features [T, D] of both branches of an image, from memory, the store or the target.
-
-        The target computes one image per pass, because features must be the same to the last bit whatever
-        else is in the batch. On a CPU one image keeps the cores busy.
-        """
+        """Returns the features [T, D] of both branches of an image, from memory, the store or the target."""
         if image in self._cache:
             return self._cache[image]
         if self.shards.has_features:
             branches = [branch.to(self.device) for branch in self.shards.features(image)]
         else:
-            branches = features(self.model, [self._prompt(image)], self.shards.codes[image][None])[0]
+            branches = features(self.model, self._prompt(image), self.shards.codes[image])
         size = sum(branch.nbytes for branch in branches)
         if size <= self._room:
             self._room -= size

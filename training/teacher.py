@@ -1,12 +1,10 @@
 """The target's features along finished images, which its drafter learns to predict.
 
-They are computed by the same passes as in decoding. Dimensions: B images, n codes per image, m tokens per
-image (codes, and row ends where the model has them), P positions of a prompt, D features.
+They are computed by the same passes as in decoding. Dimensions: n codes of an image, m tokens of an image
+(codes, and row ends where the model has them), P positions of a prompt, D features.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,22 +37,18 @@ def drafter_tokens(model: Model, prompt: EncodedPrompt, branch: int, codes: Tens
 
 
 @torch.no_grad()
-def features(model: Model, prompts: Sequence[EncodedPrompt], codes: Tensor) -> list[list[Tensor]]:
-    """Returns the features [P + m, D] of both guidance branches of every image, in the model's data type.
+def features(model: Model, prompt: EncodedPrompt, codes: Tensor) -> list[Tensor]:
+    """Returns the features [P + m, D] of both guidance branches of an image, in the model's data type.
 
-    codes: [B, n]. Decoding computes the same features. Row ends and a prompt's padding have features too.
+    codes: [n]. Decoding computes the same features. Row ends and a prompt's padding have features too. One
+    image is one pass, because features must be the same to the last bit whatever else is encoded. On a CPU
+    one image keeps the cores busy.
     """
-    device, count = model.codebook.device, len(prompts)
-    longest = max(prompt.length for prompt in prompts)
+    device = model.codebook.device
     pack(model.decoder)
-    target = ARTarget(model.decoder, model.grid, model.cell_ids, count, BRANCHES, longest, max_nodes=0)
-    prefixes = [target.prefill(slot, prompt).features for slot, prompt in enumerate(prompts)]
-    tokens = image_tokens(model, codes).to(device)
-    length = tokens.shape[1]
-    depths = torch.arange(length, device=device).expand(count, -1)
-    ancestors = chain_mask(length, device).expand(count, -1, -1)
-    hidden = target.features(tokens, depths, ancestors, [prompt.length for prompt in prompts])
-    return [
-        [torch.cat((prefixes[image][branch], hidden[branch, image])) for branch in range(BRANCHES)]
-        for image in range(count)
-    ]
+    target = ARTarget(model.decoder, model.grid, model.cell_ids, 1, BRANCHES, prompt.length, max_nodes=0)
+    prefix = target.prefill(0, prompt).features
+    tokens = image_tokens(model, codes).to(device)[None]
+    depths = torch.arange(tokens.shape[1], device=device)[None]
+    hidden = target.features(tokens, depths, chain_mask(tokens.shape[1], device), [prompt.length])[:, 0]
+    return [torch.cat((prefix[branch], hidden[branch])) for branch in range(BRANCHES)]
