@@ -146,13 +146,16 @@ class Shards:
 def read_shards(roots: Sequence[Path], model: Model) -> Shards:
     """Returns the images of the folders.
 
-    CheckpointError names a folder that is damaged, empty or of another model.
+    UserError names a folder that is damaged, empty or of another model.
     """
     codes: list[Tensor] = []
     shards = Shards(torch.empty(0), [], [], True)
     for root in roots:
         index = read_index(root)
-        _refuse_other_model(root, index, model)
+        facts = origin(model, index.get("weights") is not None, bool(index.get("features")))
+        del facts["model"]  # a name: the same weights may have another
+        remedy = "give that target as --model_path, or images of this one"
+        refuse_other(index, facts, f"{root} holds images of another target:", remedy)
         shards.has_features &= bool(index["features"])
         for shard in index["shards"]:
             codes.append(_read_codes(root / shard["file"], len(shard["images"]), model))
@@ -164,17 +167,6 @@ def read_shards(roots: Sequence[Path], model: Model) -> Shards:
         raise CheckpointError(f"{roots[0]} holds no images yet: let generate_train_data finish some")
     shards.codes = torch.cat(codes)
     return shards
-
-
-def _refuse_other_model(root: Path, index: Mapping[str, Any], model: Model) -> None:
-    """Raises CheckpointError if the images of an index belong to another model."""
-    generated = index.get("weights") is not None
-    for name, value in origin(model, generated, bool(index.get("features"))).items():
-        if name != "model" and index.get(name) != value:
-            raise CheckpointError(
-                f"{root} holds images of another target ({name} {index.get(name)}, this one has {value}): "
-                "give that target as --model_path, or images of this one"
-            )
 
 
 def _read_codes(path: Path, num_images: int, model: Model) -> Tensor:

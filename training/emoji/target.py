@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from adt_tree.errors import UserError, as_seed
+from adt_tree.errors import UserError, as_seed, refuse_other
 from cli.parser import declare, option
 from models.checkpoint.files import append_json
 from models.decoder.config import DecoderConfig
@@ -173,14 +173,12 @@ class Trainer:
 
         Raises UserError if it was trained on other codes, or has another shape.
         """
-        if payload["codes"] != self.codes.digest:
-            raise UserError(
-                f"{SAVED} was trained on the codes of another tokenizer.pt: put that back, or give --restart"
-            )
+        remedy = "give the same tokenizer.pt and shape, or give --restart"
+        refuse_other(payload, {"codes": self.codes.digest}, f"{SAVED} was trained with", remedy)
         shape = json.loads(json.dumps(dataclasses.asdict(self.decoder.config)))
         saved = json.loads(json.dumps(payload["config"]))  # with lists for tuples, as JSON files have them
-        if shape | saved != shape:  # an older checkpoint lacks the fields that were added since
-            raise UserError(f"{SAVED} has the shape {payload['config']}: give the same, or give --restart")
+        shape = {name: shape.get(name) for name in saved}  # an older checkpoint lacks the fields added since
+        refuse_other(saved, shape, f"{SAVED} was trained with", remedy)
         self.decoder.load_state_dict(payload["model"])
         if "optimisers" in payload:
             for optimiser, state in zip(self.optimisers, payload["optimisers"], strict=True):
