@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from models.checkpoint.files import replacing, write_atomic
 
 MAX_ON_SHEET = 64
 MIN_TILE = 160  # side of a tile, in pixels
-MARGIN, CAPTION = 10, 34  # pixels
+MARGIN, CAPTION, CHARACTER = 10, 34, 7  # pixels; the last is the mean width of a letter of a caption
 TITLES = {  # name of a map -> title of its panel
     CODES: "codes per target call",
     "depth": "depth of the draft tree",
@@ -49,27 +50,9 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
         ink = UNSEEN if text in held_out else INK
         if text in held_out:
             pen.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline=UNSEEN, width=2)
-        pen.multiline_text((left, top + side + 2), _wrap(text, font, side), fill=ink, font=font, spacing=2)
+        lines = textwrap.wrap(text, side // CHARACTER, max_lines=2, placeholder=" …")
+        pen.multiline_text((left, top + side + 2), "\n".join(lines), fill=ink, font=font, spacing=2)
     write_atomic(path, png_bytes(sheet))
-
-
-def _wrap(text: str, font: Any, width: int) -> str:
-    """Returns a text in at most two lines of `width` pixels; an ellipsis stands for the rest."""
-    lines, line = [], ""
-    for word in text[:200].split():
-        longer = f"{line} {word}".strip()
-        if line and font.getlength(longer) > width:
-            lines.append(line)
-            longer = word
-        line = longer
-    lines = [*lines, line]
-    if len(lines) > 2:
-        lines = [lines[0], lines[1] + " …"]
-    for row, text in enumerate(lines):
-        while font.getlength(text) > width and len(text) > 1:
-            text = text.rstrip("…")[:-1] + "…"
-        lines[row] = text
-    return "\n".join(lines)
 
 
 def heatmap(picture: Path, text: str, steps: Sequence[dict[str, Any]], grid: Grid, path: Path) -> None:
