@@ -46,13 +46,11 @@ class Options(ModelOptions, GraphOptions):
         "images that may wait for a slot; requests for more are answered by status 429",
         DEFAULTS.queue,
         unit="IMAGES",
-        least=10,
     )
     max_prompt_tokens: int = option(
         "number of tokens of the longest prompt; the caches have room for it",
         DEFAULTS.max_prompt_tokens,
         unit="TOKENS",
-        least=1,
     )
     max_body: int = option("size of the largest request", DEFAULTS.max_body, unit="BYTES", least=256)
     timeout: float = option(

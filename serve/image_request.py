@@ -133,22 +133,20 @@ def size_of(pipe: Pipeline) -> str:
 
 def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
     """Returns the method that a request chooses. Raises ApiError 400 for one that the model does not have."""
-    usual, name = pipe.sampling, request.method or pipe.default_method
+    name, num_codes = request.method or pipe.default_method, pipe.model.num_codes
     if name not in pipe.methods:
         raise invalid("method", f"{name!r}; choose one of {', '.join(pipe.methods)}")
-    sampling = Sampling(
-        temperature=usual.temperature if request.temperature is None else request.temperature,
-        top_k=usual.top_k if request.top_k is None else min(request.top_k, pipe.model.num_codes),
-        top_p=usual.top_p if request.top_p is None else request.top_p,
-        guidance=usual.guidance if request.guidance is None else request.guidance,
-    )
+    given = request.model_dump(include={"temperature", "top_k", "top_p", "guidance"}, exclude_none=True)
+    if request.top_k is not None:
+        given["top_k"] = min(request.top_k, num_codes)
+    sampling = replace(pipe.sampling, **given)
     lantern = None
     if request.lantern:
         fields: dict[str, Any] = {} if request.lantern is True else request.lantern.model_dump()
         lantern = Lantern(**fields)
     try:
         if lantern:
-            lantern.neighbours(pipe.model.num_codes)
+            lantern.neighbours(num_codes)
         return pipe.method(name, sampling=sampling, lantern=lantern)
     except UserError as error:
         raise invalid("lantern" if lantern else "method", error) from None
