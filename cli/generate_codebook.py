@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from adt_tree.errors import UserError
 from cli.options import ModelOptions
 from cli.parser import declare, option
-
-MAX_CODES = 1 << 16  # the table's type is uint16
 
 
 @declare
@@ -34,8 +31,6 @@ def run(options: Options) -> None:
 
     model = load_without_drafter(options, "attention", "deterministic", "batch_size").model
     codes = model.num_codes
-    if codes > MAX_CODES:
-        raise UserError(f"--model {options.model}: {codes} codes do not fit the published tables' uint16")
     folder = Path(options.save_path) if options.save_path else model.tables[-1]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"top_{codes - 1}_indices.npy"

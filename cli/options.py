@@ -297,19 +297,11 @@ def check_model(options: CheckpointOptions) -> None:
         )
     if options.revision is not None and options.model_path is None:
         raise UserError(f"--revision {options.revision}: it needs --model_path, a hub id; leave it out")
-    sequential = isinstance(options, FilterOptions) and options.cfg_mode == "sequential"
-    if sequential and options.model != "lumina_mgpt":
-        raise UserError(
-            "--cfg_mode sequential: it belongs to lumina_mgpt, and changes nothing even there; leave it out"
-        )
-    if (
-        isinstance(options, FilterOptions)
-        and options.cfg not in (None, 1)
-        and SPECS[options.model].guidance == 1
-    ):
-        raise UserError(
-            f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1, or leave it out"
-        )
+    if isinstance(options, FilterOptions):
+        if options.cfg_mode == "sequential" and options.model != "lumina_mgpt":
+            raise UserError("--cfg_mode sequential: it belongs to lumina_mgpt; leave it out")
+        if options.cfg not in (None, 1) and SPECS[options.model].guidance == 1:
+            raise UserError(f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1")
     for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
         written = as_written(options, name)
         if written and name not in SPECS[options.model].options:
