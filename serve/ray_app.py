@@ -52,17 +52,11 @@ class Images:
         self.arguments = arguments
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        arguments = self.arguments
         pipe = in_new_thread(torch.get_num_threads(), self._load)
         replica = serve.get_replica_context().replica_id.unique_id
-        settings = Settings(
-            arguments.slots,
-            arguments.queue,
-            arguments.max_prompt_tokens,
-            api_key=checked_key(os.environ.get(KEY_VARIABLE), KEY_VARIABLE),
-            server_names=arguments.server_names,
-            replica=replica,
-        )
+        limits = self.arguments.model_dump(include={"slots", "queue", "max_prompt_tokens", "server_names"})
+        key = checked_key(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
+        settings = Settings(**limits, api_key=key, replica=replica)
         self.application = create_app(pipe, settings)
         return self.application
 
