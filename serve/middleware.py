@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Collection
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,12 +33,12 @@ def is_address(name: str) -> bool:
     return True
 
 
-def split(address: str) -> SplitResult:
-    """Returns the parts of an address. All are empty if it is not one."""
+def host_of(address: str) -> str:
+    """Returns the host of an address without its port; "" if it is not an address."""
     try:
-        return urlsplit(address)
+        return urlsplit(f"//{address}").hostname or ""
     except ValueError:
-        return urlsplit("")
+        return ""
 
 
 class Answer:
@@ -63,8 +63,11 @@ class Answer:
 
 
 class AccessMiddleware:
-    """Refuses requests for other hosts, from pages of other sites, and without the key. Answers in place of
-    the application if its code raises an exception, or if the server ends before the answer is complete."""
+    """Refuses requests for other hosts and without the key. Answers in place of the application if its code
+    raises an exception, or if the server ends before the answer is complete.
+
+    Pages of other sites cannot call the server: a browser asks it first before such a page sends JSON, the
+    only type of body that is taken (serve.images.read_body), and no answer allows it."""
 
     def __init__(self, app: ASGIApp, settings: Settings, open_paths: Collection[str]) -> None:
         """open_paths: paths that need no key."""
@@ -78,7 +81,7 @@ class AccessMiddleware:
         answer = Answer(send)
         try:
             headers = Headers(scope=scope)
-            self._check_site(headers)
+            self._check_host(headers)
             # Behind a prefix, such as Ray's route_prefix, the path may begin with it.
             if scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
                 self._check_key(headers)
@@ -113,26 +116,16 @@ class AccessMiddleware:
         if client is not None and not is_loopback(client[0]):
             raise ApiError(403, "this server has no key, so it answers clients of its own machine alone")
 
-    def _check_site(self, headers: Headers) -> None:
-        """Raises ApiError for a request that names another host, or comes from a page of another site."""
+    def _check_host(self, headers: Headers) -> None:
+        """Raises ApiError for a request that names another host."""
         host = headers.get("host")
         if host is None:  # a browser always sends it; HTTP/1.0, in which proxies ask for /health, need not
             return
-        name = split(f"//{host}").hostname or ""
+        name = host_of(host)
         # Another site can make its DNS name resolve to this machine, so that its pages may call the server. A
         # request by address cannot come from such a page.
         if name not in self._names and not is_address(name):
             raise ApiError(403, f"host {host!r}: this server does not answer to that name")
-        origin = headers.get("origin")
-        if origin is not None and not self._is_site(split(origin), host, name):
-            raise ApiError(403, f"origin {origin!r}: pages of other sites may not call this server")
-
-    def _is_site(self, origin: SplitResult, host: str, name: str) -> bool:
-        """Returns whether a page's origin is this server's. Every port of this machine is another site, but
-        before an allowed name a proxy may listen at any port."""
-        if is_loopback(origin.hostname or ""):
-            return origin.netloc == host
-        return origin.hostname in (name, *self._names)
 
     def _check_key(self, headers: Headers) -> None:
         """Raises ApiError for a request without the key, if there is one."""

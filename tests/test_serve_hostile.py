@@ -103,19 +103,11 @@ def test_large_bodies(live: Running) -> None:
         ({"Content-Type": "text/plain"}, 415),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Encoding": "gzip"}, 415),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": "http://["}, 403),
-        ({"Origin": ""}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "localhost.evil.example:80"}, 403),
         ({"Host": "[::1"}, 403),
         ({"Host": "["}, 403),
         ({"Host": ""}, 403),
-        ({"Host": "localhost", "Origin": "http://localhost:8443"}, 403),
-        ({"Host": "127.0.0.1", "Origin": "http://127.0.0.1:8443"}, 403),
-        ({"Host": NAME, "Origin": f"https://{NAME}.evil.example"}, 403),
-        ({"Host": NAME, "Origin": "http://localhost"}, 403),
         ({"X-Forwarded-For": "127.0.0.1"}, 403),
         ({"X-Real-IP": "10.0.0.9"}, 403),
         ({"Forwarded": "for=10.0.0.9"}, 403),
@@ -126,14 +118,17 @@ def test_headers_that_are_refused(live: Running, headers: dict[str, str], status
 
 
 def test_headers_that_pass(live: Running) -> None:
-    hosts = ({"Host": host} for host in ("localhost:1", "[::1]:1", "10.0.0.1"))
-    # A proxy listens at another port than this server, and may name this server or itself as the host.
-    names = (NAME, f"{NAME}:1", "127.0.0.1:1")
-    proxied = ({"Host": name, "Origin": f"https://{NAME}:8443"} for name in names)
-    for headers in ({"Origin": live.site}, *hosts, *proxied):
-        assert live.post({"prompt": PROMPT}, headers=headers).status_code == 200
-    answer = live.post({"prompt": PROMPT}, headers={"Origin": live.site})
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+    for host in ("localhost:1", "[::1]:1", "10.0.0.1", NAME, f"{NAME}:1"):
+        assert live.post({"prompt": PROMPT}, headers={"Host": host}).status_code == 200
+
+
+def test_pages_of_other_sites_may_not_call(live: Running) -> None:
+    """A browser asks first whether such a page may send JSON, and other types are refused."""
+    headers = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    asked = httpx.options(f"{live.site}/v1/images/generations", headers=headers)
+    assert asked.status_code == 405
+    for answer in (asked, live.post({"prompt": PROMPT}, headers={"Origin": "http://evil.example"})):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_routes_that_are_not_there(live: Running) -> None:
