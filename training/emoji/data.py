@@ -2,8 +2,7 @@
 
 Writes emoji rasterised on white, their captions, the split into trained and held-out pairs, licences and
 checksums. Originals are OVERSAMPLING times larger than the pictures rendered from them
-(training/emoji/pictures.py). Everything written is a pure function of the package versions, the options and
-the seed.
+(training/emoji/pictures.py). Everything written is a pure function of the package versions.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import random
 import subprocess
 import tarfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from PIL import Image
 from tqdm import tqdm
 
 from adt_tree.errors import UserError
-from cli.parser import declare, option
 from models.checkpoint.files import lines_of, read_text, reading, write_json
 from training.emoji.stage import StageOptions
 
@@ -55,15 +52,7 @@ DROPPED_WORDS = frozenset(
 )
 
 
-@declare
-class Options(StageOptions):
-    """data"""
-
-    styles: tuple[str, ...] = option("emoji sets", tuple(STYLES), choices=tuple(STYLES))
-    max_names: int = option("emoji names to use, spread over the subgroups; 0: all", 140, unit="N", least=0)
-    image_size: int = option("side of a picture, a multiple of 4", 64, unit="PIXELS", least=16, most=256)
-    num_held_out: int = option("number of (style, name) pairs left out of training", 24, unit="N", least=0)
-    seed: int = option("seed of the choice of held-out pairs", 0, unit="SEED")
+Options = StageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +110,21 @@ def read_entries(tarball: Path) -> list[Entry]:
     return entries
 
 
-def choose(entries: list[Entry], icons: dict[str, dict], options: Options) -> list[Entry]:
+def choose(entries: list[Entry], icons: dict[str, dict], max_names: int = 140) -> list[Entry]:
     """Returns the entries that all styles have, at most as many of each subgroup as SUBGROUPS says.
 
-    If there are more than --max_names, evenly spaced entries are dropped, but no pinned ones.
+    If there are more than max_names, evenly spaced entries are dropped, but no pinned ones.
     """
     count, chosen = dict.fromkeys(SUBGROUPS, 0), []
     for entry in entries:
         words = set(entry.name.replace("-", " ").split())
         full = count.get(entry.subgroup, 0) >= SUBGROUPS.get(entry.subgroup, 0)
-        if (
-            full
-            or words & DROPPED_WORDS
-            or not all(entry.hexcode in icons[style] for style in options.styles)
-        ):
+        if full or words & DROPPED_WORDS or not all(entry.hexcode in drawn for drawn in icons.values()):
             continue
         count[entry.subgroup] += 1
         chosen.append(entry)
     pinned = {name for _, name in PINNED}
-    surplus = len(chosen) - options.max_names if options.max_names else 0
+    surplus = len(chosen) - max_names
     if surplus > 0:
         free = [entry for entry in chosen if entry.name not in pinned]
         drop = {free[(2 * i + 1) * len(free) // (2 * surplus)].name for i in range(surplus)}
@@ -165,23 +150,22 @@ def load_icons(tarball: Path) -> dict[str, str]:
     return icons
 
 
-def rasterise(svg: str, size: int) -> np.ndarray:
-    """Returns an icon on white: uint8 [size, size, 3]."""
+def rasterise(svg: str, size: int = 64 * OVERSAMPLING) -> np.ndarray:
+    """Returns an icon on white: uint8 [size, size, 3], for pictures of 64 pixels a side."""
     from resvg_py import svg_to_bytes
 
     png = svg_to_bytes(svg_string=svg, width=size, height=size, dpi=90, background="#ffffff")
     return np.asarray(Image.open(io.BytesIO(bytes(png))).convert("RGB"))
 
 
-def held_out_pairs(names: list[str], styles: Sequence[str], count: int, seed: int) -> set[tuple[str, str]]:
+def held_out_pairs(names: list[str], count: int = 24, seed: int = 0) -> set[tuple[str, str]]:
     """Returns `count` (style, name) pairs to keep out of training.
 
     At most one for each name, so that every name is trained on in the other styles.
     """
     rng = random.Random(seed)
-    pairs = [(rng.choice(styles), name) for name in rng.sample(names, len(names))]
-    pairs = [pair for pair in pairs if pair not in PINNED and len(styles) > 1]
-    return set(pairs[:count])
+    pairs = [(rng.choice(tuple(STYLES)), name) for name in rng.sample(names, len(names))]
+    return set([pair for pair in pairs if pair not in PINNED][:count])
 
 
 def sha256(path: Path) -> str:
@@ -189,50 +173,43 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def licence_record(styles: Sequence[str], cache: Path) -> list[dict[str, str]]:
+def licence_record(cache: Path) -> list[dict[str, str]]:
     """Returns title, author and licence of each source, as its package states them."""
     record = []
-    for style in styles:
-        info = read_member(fetch(STYLES[style], cache), "info.json")
+    for style, package in STYLES.items():
+        info = read_member(fetch(package, cache), "info.json")
         licence, author = info["license"], info["author"]
         record.append(
-            {"style": style, "package": STYLES[style], "title": info["name"], "author": author["name"],
+            {"style": style, "package": package, "title": info["name"], "author": author["name"],
              "source": author["url"], "licence": licence["spdx"], "licence_url": licence["url"]}
         )  # fmt: skip
-    package = read_member(fetch(EMOJIBASE, cache), "package.json")
+    emojibase = read_member(fetch(EMOJIBASE, cache), "package.json")
     record.append(
         {"style": "(names and keywords)", "package": EMOJIBASE, "title": "emojibase-data",
          "author": "Miles Johnson", "source": "https://github.com/milesj/emojibase",
-         "licence": package["license"], "licence_url": "https://opensource.org/license/mit"}
+         "licence": emojibase["license"], "licence_url": "https://opensource.org/license/mit"}
     )  # fmt: skip
     return record
 
 
 def run(options: Options) -> None:
     """Writes originals.npy, captions.jsonl, licences.json and checksums.json."""
-    if options.image_size % 4:
-        raise UserError(f"--image_size {options.image_size}: give a multiple of 4")
     work = Path(options.work_dir)
     work.mkdir(parents=True, exist_ok=True)
     cache = work / "npm"
-    icons = {style: load_icons(fetch(STYLES[style], cache)) for style in options.styles}
-    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons, options)
-    limit = len(entries) if len(options.styles) > 1 else 0  # a name must be trained on in another style
-    if options.num_held_out > limit:
-        raise UserError(f"--num_held_out {options.num_held_out}: give 0 to {limit} with these --styles")
-    held_out = held_out_pairs(
-        [entry.name for entry in entries], options.styles, options.num_held_out, options.seed
-    )
+    icons = {style: load_icons(fetch(package, cache)) for style, package in STYLES.items()}
+    entries = choose(read_entries(fetch(EMOJIBASE, cache)), icons)
+    held_out = held_out_pairs([entry.name for entry in entries])
     originals: list[np.ndarray] = []
     lines: list[str] = []
     for entry in tqdm(entries, desc="rasterise", unit="name"):
-        for style in options.styles:
+        for style in STYLES:
             split = "held_out" if (style, entry.name) in held_out else "train"
             row = {"index": len(lines), "style": style, "name": entry.name, "keywords": entry.keywords,
                    "subgroup": entry.subgroup, "split": split}  # fmt: skip
             lines.append(json.dumps(row))
-            originals.append(rasterise(icons[style][entry.hexcode], OVERSAMPLING * options.image_size))
-    licences = licence_record(options.styles, cache)
+            originals.append(rasterise(icons[style][entry.hexcode]))
+    licences = licence_record(cache)
     np.save(work / "originals.npy", np.stack(originals))
     (work / "captions.jsonl").write_text("\n".join(lines) + "\n")
     write_json(work / "licences.json", licences)
