@@ -1,8 +1,8 @@
-"""The AR baseline of another implementation, to time ours against: transformers' model of the same
-checkpoint, which generates one code per pass over a static cache.
+"""The AR baseline of another implementation, to time ours against: transformers' Chameleon, which generates
+one code per pass over a static cache.
 
-Janus' generate() makes images. Chameleon's generate() cannot, because it masks image tokens, so this file has
-the loop that it would run: both guidance rows in one batch, the next code appended to a StaticCache.
+Its generate() masks image tokens, so this file has the loop that it would run: both guidance rows in one
+batch, the next code appended to a StaticCache.
 
 Dimensions: R rows (guidance branches), T tokens, V codes.
 """
@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ChameleonForConditionalGeneration, JanusForConditionalGeneration, StaticCache
+from transformers import ChameleonForConditionalGeneration, StaticCache
 from transformers.utils import logging
 
-from adt_tree.errors import UserError
 from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
@@ -57,14 +56,18 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
-        """Yields one outcome for each image."""
+        """Yields one outcome for each image. The pass over the prompt generates the first code, and one
+        target call each of the others."""
         for request in requests:
             codes, clocks = [], [time.perf_counter()]
             for code in self._codes(request):
                 codes.append(code)
                 clocks.append(time.perf_counter())
             seconds = [after - before for before, after in pairwise(clocks)]
-            yield Image([_decoded(request, self.model, codes, seconds)])
+            cells = enumerate(map(self.model.grid.cell, range(len(codes))))
+            steps = [Step(n, at.row, at.column, 0, 0, 0, 0, 1e3 * seconds[n]) for n, at in cells][1:]
+            image = Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))
+            yield Image([image])
 
     def _codes(self, request: Request) -> Iterator[int]:
         """Yields codes in raster order. Rows are padded on the left; positions count from the first token."""
@@ -102,64 +105,19 @@ class TransformersDecoder:
         return self.net.lm_head(hidden[:, -1])[:, first : first + self.model.num_codes].float()
 
 
-class JanusDecoder:
-    """Janus' generate(generation_mode="image"). Its images equal ours at temperature 0 alone, because it
-    samples with torch's generator."""
-
-    def __init__(self, net: JanusForConditionalGeneration, model: Model, sampling: Sampling) -> None:
-        """Raises UserError without guidance, because generate() always guides."""
-        if sampling.branches == 1:
-            raise UserError("--reference transformers with --cfg 1: generate() always guides; leave one out")
-        self.net, self.model, self.sampling = net, model, sampling
-
-    @torch.inference_mode()
-    def steps(self, requests: Iterable[Request]) -> Iterator[Image]:
-        """Yields one outcome for each image. generate() reports no times, so every step gets the mean."""
-        sampling, device = self.sampling, self.net.device
-        settings = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        for request in requests:
-            started = time.perf_counter()
-            tokens = torch.tensor([request.prompt.conditional], device=device)
-            torch.manual_seed(request.seed)
-            generated = self.net.generate(
-                input_ids=tokens,
-                attention_mask=torch.ones_like(tokens),  # type: ignore[arg-type]
-                generation_mode="image",
-                guidance_scale=sampling.guidance,
-                do_sample=not sampling.greedy,
-                **({} if sampling.greedy else settings),  # type: ignore[arg-type]
-            )
-            codes = generated[0].tolist()
-            mean = (time.perf_counter() - started) / len(codes)
-            yield Image([_decoded(request, self.model, codes, [mean] * len(codes))])
-
-
-def _decoded(request: Request, model: Model, codes: list[int], seconds: list[float]) -> Decoded:
-    """Returns an image whose codes took these seconds. The pass over the prompt generates the first code, and
-    one target call each of the others."""
-    cells = enumerate(map(model.grid.cell, range(len(codes))))
-    steps = [Step(n, cell.row, cell.column, 0, 0, 0, 0, 1e3 * seconds[n]) for n, cell in cells][1:]
-    return Decoded(request.name, request.seed, codes, steps, sum(seconds), target_calls=len(steps))
-
-
 def decoders(
     folder: Path, model: Model, samplings: Iterable[Sampling], max_prompt: int
-) -> dict[Configuration, TransformersDecoder | JanusDecoder]:
+) -> dict[Configuration, TransformersDecoder]:
     """Returns a decoder for each sampling. All share one network, which transformers loads from the folder in
     the precision and on the device of `model`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    janus = model.spec.name == "janus_pro"
-    kind: Any = JanusForConditionalGeneration if janus else ChameleonForConditionalGeneration
+    kind: Any = ChameleonForConditionalGeneration
     net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
     net = net.to(model.device).eval()
-    by_configuration: dict[Configuration, TransformersDecoder | JanusDecoder] = {}
-    for sampling in dict.fromkeys(samplings):
-        same_image = sampling.greedy or not janus
-        configuration = Configuration("transformers", sampling.temperature, 1, exact=same_image)
-        by_configuration[configuration] = (
-            JanusDecoder(net, model, sampling)
-            if janus
-            else TransformersDecoder(net, model, sampling, max_prompt)
+    return {
+        Configuration("transformers", sampling.temperature, 1): TransformersDecoder(
+            net, model, sampling, max_prompt
         )
-    return by_configuration
+        for sampling in dict.fromkeys(samplings)
+    }

@@ -132,7 +132,6 @@ JANUS_PRO = ModelFamily(
     guidance=5.0,
     top_k=0,
     method="self-draft",  # no drafter network is published
-    reference=True,
 )
 EMU3 = ModelFamily(
     name="emu3",

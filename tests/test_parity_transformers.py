@@ -21,7 +21,6 @@ from models.family import LoadOptions
 from models.layouts import emu3, simplear
 from models.loading import load
 from tests import tiny_transformers as tiny
-from tests.conftest import Refused, Result
 from tests.golden import close
 
 TEXTS = ["a red heart", "a cat in the sun, with a hat", "sea"]
@@ -301,17 +300,3 @@ def test_grids_of_sizes() -> None:
             emu3.grid_of(720, ratio, 8)
     with pytest.raises(ValueError, match="--target_size 2 --ratio 1:1"):
         emu3.grid_of(2, "1:1", 8)
-
-
-def test_bench_beside_transformers(result: Result, refused: Refused, tmp_path: Path) -> None:
-    """One run measures both, and at temperature 0 transformers' generate gives our images."""
-    folder = tiny.janus(tmp_path / "tiny", kv_heads=2)
-    words = ["bench", "--model", "janus_pro", "--model_path", folder, "--precision", "fp32"]
-    words += "--device cpu --methods self-draft --num_images 2 --warmup 0 --reference transformers".split()
-    rows = result(*words, "--output_dir", tmp_path / "bench")["rows"]
-    by_method = {(row["method"], row["temperature"]): row for row in rows}
-    for method in ("self-draft", "transformers"):
-        assert by_method[method, 0.0]["same_image"] == 1 and by_method[method, 0.0]["SR"] > 0
-    assert by_method["self-draft", 1.0]["same_image"] == 1 and not by_method["transformers", 1.0]["exact"]
-    line = refused(*words, "--cfg", "1", "--output_dir", tmp_path / "other")
-    assert "--reference transformers" in line and "--cfg 1" in line
