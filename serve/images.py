@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
@@ -71,8 +71,9 @@ async def place(image_request: ImageRequest, service: Service) -> Order:
     check_length("prompt", prompt, service)
     order, seed = Order(), chosen(image_request.seed)
     engine = engine_key(method, pipe, service.settings)
-    how = method.sampling, engine, marks_of(image_request, pipe.model.grid)
-    order.jobs = [Job(order, index, prompt, seed + index, *how) for index in range(image_request.n)]
+    for index in range(image_request.n):
+        marks = marks_of(image_request, pipe.model.grid)
+        order.jobs.append(Job(order, index, prompt, seed + index, method.sampling, engine, marks))
     service.scheduler.submit(order.jobs)
     return order
 
@@ -89,7 +90,7 @@ def chosen(seed: int | None) -> int:
     return secrets.randbelow(2**SEED_BITS) if seed is None else seed
 
 
-def marks_of(image_request: ImageRequest, grid: Grid) -> Sequence[int]:
+def marks_of(image_request: ImageRequest, grid: Grid) -> list[int]:
     """Returns the numbers of codes after which the client gets a picture. The last is that of a whole image.
 
     For example, partial_images 1 of an image of 16 codes gives [8, 16].

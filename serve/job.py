@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adt_tree.engine_cache import EngineKey
 from adt_tree.roles import Request
@@ -22,6 +21,7 @@ class News:
     error: Exception | None = None
 
 
+@dataclass(eq=False, slots=True)
 class Job:
     """An image of a request. To the engine it is the adt_tree.roles.Client of that image.
 
@@ -29,25 +29,19 @@ class Job:
     `failed` if no picture can be made of the codes.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        index: int,
-        prompt: EncodedPrompt,
-        seed: int,
-        sampling: Sampling,
-        engine: EngineKey,
-        marks: Sequence[int],
-    ) -> None:
-        """Makes a job for image number `index` of an order. engine: of the engine that decodes it. marks: the
-        rising numbers of codes after which the client gets a picture; the last is that of a whole image."""
-        self.order, self.index, self.prompt, self.seed = order, index, prompt, seed
-        self.sampling, self.engine = sampling, engine
-        self.gone = self.failed = False
-        self.shown = self.finished = False  # whether the client has got a first picture, and the whole image
-        self.codes: list[int] = []  # grows while the image is decoded
-        self.submitted = time.perf_counter()
-        self._marks = list(marks)
+    order: Order
+    index: int  # number of the image in its order
+    prompt: EncodedPrompt
+    seed: int
+    sampling: Sampling
+    engine: EngineKey  # of the engine that decodes it
+    marks: list[int]  # rising numbers of codes after which the client gets a picture, not yet reached
+    gone: bool = False
+    failed: bool = False
+    shown: bool = False  # the client has got a first picture
+    finished: bool = False  # the client has got the whole image
+    codes: list[int] = field(default_factory=list)  # grows while the image is decoded
+    submitted: float = field(default_factory=time.perf_counter)
 
     def request(self, name: str) -> Request:
         """Returns the request for the engine."""
@@ -56,8 +50,8 @@ class Job:
     def tell(self, codes: list[int]) -> None:
         """Stores the codes, and posts news for every mark that they have reached."""
         self.codes = codes
-        while self._marks and len(codes) >= self._marks[0]:
-            self.order.post(News(self, self._marks.pop(0)))
+        while self.marks and len(codes) >= self.marks[0]:
+            self.order.post(News(self, self.marks.pop(0)))
 
     def fail(self, error: Exception) -> None:
         self.failed = True
