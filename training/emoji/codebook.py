@@ -40,21 +40,18 @@ class Codebook(nn.Module):
         return torch.cat(parts).view(vectors.shape[:-1])
 
     @torch.no_grad()
-    def cluster(self, vectors: Tensor, rounds: int, rate: float, rng: torch.Generator) -> None:
-        """Moves the codes by rounds of Lloyd's algorithm on vectors [N, E].
-
-        A code that no vector chose is replaced by a random vector; under a rate it stays where it is.
-        """
+    def cluster(self, vectors: Tensor, rounds: int, rng: torch.Generator) -> None:
+        """Moves the codes by rounds of Lloyd's algorithm on vectors [N, E]. A code that no vector chose is
+        replaced by a random vector."""
         num = len(self.weight)
         for _ in range(rounds):
-            codes = self.assign(vectors, rate)
+            codes = self.assign(vectors, rate=0.0)
             count = torch.bincount(codes, minlength=num).float()
             total = torch.zeros_like(self.weight).index_add_(0, codes, vectors)
             empty = count == 0
-            unchanged = self.weight[empty]
             self.weight.copy_(total / count.clamp(min=1)[:, None])
             random = vectors[torch.randint(len(vectors), (int(empty.sum()),), generator=rng)]
-            self.weight[empty] = unchanged if rate else random
+            self.weight[empty] = random
             # Scaled to the vectors of a training step (8 pictures), as follow() counts. An empty code gets
             # 0.05, which is above DEAD.
             self.count = count * (2048 / len(vectors)) + 0.05

@@ -188,17 +188,13 @@ class Trainer:
         self.next_picture += count
         return torch.from_numpy(self.pictures.render(planned))
 
-    def cluster(self, rounds: int) -> None:
-        """Moves the codes by k-means on the latents of new pictures, under this step's rate."""
-        vectors = self.tokenizer.latents(self.next_pictures(256)).flatten(0, 2)
-        self.tokenizer.book.cluster(vectors, rounds, self.rate, self.rng)
-
     def start_codebook(self) -> None:
         """Initialises the codes with random latents of new pictures, then by k-means."""
         vectors = self.tokenizer.latents(self.next_pictures(64)).flatten(0, 2)
         rows = torch.randperm(len(vectors), generator=self.rng)[: self.options.num_embeddings]
         self.tokenizer.book.weight.copy_(vectors[rows])
-        self.cluster(8)
+        vectors = self.tokenizer.latents(self.next_pictures(256)).flatten(0, 2)
+        self.tokenizer.book.cluster(vectors, 8, self.rng)
 
     def train_step(self, factor: float) -> dict[str, float]:
         """Updates the weights at `factor` times the learning rate; returns the parts of the loss."""
