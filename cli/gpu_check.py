@@ -33,7 +33,6 @@ class Options(Base):
         "time limit of each process; an interrupted measurement goes on when the command is run again",
         9.0,
         above=0,
-        most=1440,
     )
     device: str = option("cpu: try out the check itself", "cuda", choices=("cuda", "cpu"))
     output_dir: str = option("folder of the results", "runs/gpu_check", unit="DIR")

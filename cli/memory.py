@@ -49,11 +49,6 @@ def run(options: Options) -> None:
         )
         for name in options.names or PUBLISHED
     }
-    print(table(by_model))
-    print(json.dumps(by_model))
-
-
-def table(by_model: dict[str, dict[str, int]]) -> str:
-    """Returns a Markdown table with a row per model, in GB."""
     rows = [[f"`{name}`", *(f"{size / 1e9:.2f}" for size in row.values())] for name, row in by_model.items()]
-    return markdown([["GB", *next(iter(by_model.values()))], *rows])
+    print(markdown([["GB", *next(iter(by_model.values()))], *rows]))
+    print(json.dumps(by_model))

@@ -196,7 +196,7 @@ def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint
 
 
 def _reader(kind: type, low: float | None, high: float | None, above: float | None) -> Callable[[str], Any]:
-    """Returns the function that reads a word as a value of a type within the bounds; NaN is refused."""
+    """Returns the function that reads a word as a finite value of a type within the bounds."""
     if kind not in (int, float):
         return _text
     tests = (
@@ -212,7 +212,7 @@ def _reader(kind: type, low: float | None, high: float | None, above: float | No
             value = kind(text)
         except ValueError:
             value = math.nan
-        if value != value or not all(holds(value, bound) for _, holds, bound in limits):
+        if not (abs(value) < math.inf and all(holds(value, bound) for _, holds, bound in limits)):
             what = ", ".join(["an integer" if kind is int else "a number", *wanted])
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
         return value

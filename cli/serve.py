@@ -58,7 +58,6 @@ class Options(ModelOptions, GraphOptions):
         DEFAULTS.timeout_s,
         unit="SECONDS",
         above=0,
-        most=3600,
     )
     grace: float = option(
         "time after a SIGTERM to finish the requests that were accepted; requests that take longer are "
@@ -66,7 +65,6 @@ class Options(ModelOptions, GraphOptions):
         120.0,
         unit="SECONDS",
         least=0,
-        most=86400,
     )
 
 

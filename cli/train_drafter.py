@@ -47,15 +47,15 @@ class DataOptions(Base):
         "uniform",
         choices=("uniform", "gaussian", "none"),
     )
-    mean: float = option("mean of gaussian noise", 0.0, unit="X", least=-1e6, most=1e6)
-    std: float = option("width of the noise; gaussian: standard deviation", 0.2, unit="X", least=0, most=1e6)
+    mean: float = option("mean of gaussian noise", 0.0, unit="X")
+    std: float = option("width of the noise; gaussian: standard deviation", 0.2, unit="X", least=0)
 
 
 @declare
 class LossOptions(Base):
     """loss: SmoothL1 on features + p_w * cross-entropy of codes"""
 
-    p_w: float = option("weight of the cross-entropy", 0.1, unit="W", least=0, most=1e6)
+    p_w: float = option("weight of the cross-entropy", 0.1, unit="W", least=0)
     coupled: bool = option(
         "train on both guidance branches of an image; --no-coupled: on one of them, the unconditional "
         "one for 10 % of the images",
@@ -80,14 +80,13 @@ class OptimiserOptions(Base):
     """optimiser"""
 
     optimizer: str = option("muon: Muon for matrices, AdamW for the rest", "adamw", choices=("adamw", "muon"))
-    lr: float = option("learning rate of AdamW", 1e-4, unit="LR", above=0, most=10)
-    muon_lr: float = option("learning rate of Muon", 5e-3, unit="LR", above=0, most=10)
+    lr: float = option("learning rate of AdamW", 1e-4, unit="LR", above=0)
+    muon_lr: float = option("learning rate of Muon", 5e-3, unit="LR", above=0)
     weight_decay: float = option(
         "a step shrinks weights by W times the learning rate; muon: matrices alone",
         0.01,
         unit="W",
         least=0,
-        most=10,
     )
     bs: int = option("images per pass and process", 4, unit="IMAGES", least=1)
     gradient_accumulation_steps: int = option("passes that make one step", 1, unit="PASSES", least=1)
@@ -98,7 +97,7 @@ class OptimiserOptions(Base):
     flat_ratio: float = option(
         "share of all steps after which the rate falls linearly to 0", 0.0, unit="SHARE", least=0, most=1
     )
-    grad_clip: float = option("limit of gradients; 0: none", 0.5, unit="X", least=0, most=1e6)
+    grad_clip: float = option("limit of gradients; 0: none", 0.5, unit="X", least=0)
     grad_clip_by: str = option("limit every entry, or the norm of all", "value", choices=("value", "norm"))
     ema: float = option("decay of the running average; 0: save no average", 0.0, unit="D", least=0, most=1)
 
@@ -110,7 +109,7 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     save_dir: str = option("folder of log.jsonl and state_N, N the epoch", "runs/drafter", unit="DIR")
     num_epochs: int = option("passes over the data", 20, unit="N", least=1)
     minutes: float | None = option(
-        "training time, earlier runs included, instead of --num_epochs", unit="MIN", above=0, most=1e6
+        "training time, earlier runs included, instead of --num_epochs", unit="MIN", above=0
     )
     max_steps: int | None = option(
         "stop at this step, schedules unchanged; 0 saves an untrained drafter", unit="N", least=0
