@@ -9,7 +9,7 @@ from adt_tree.errors import UserError
 from cli.options import CheckpointOptions, check_model, refuse_unread
 from cli.parser import as_written, declare, option, positional
 from models.family import LoadOptions
-from models.registry import SPECS, spec_of
+from models.registry import SPECS
 
 
 @declare
@@ -39,7 +39,6 @@ def run(options: Options) -> None:
     if paths and len(names) > 1:
         raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
     for name in names:
-        spec_of(name)
         check_model(replace(options, model=name))
     from cli.model_from_options import load_options
     from models.inspection import inspect

@@ -146,8 +146,8 @@ def run(options: Options) -> None:
     if options.fake_dir is None:
         print(f"  features of the real images in {options.fname_precalc}")
         return
-    facts = {"images": len(sets.fakes), "real_images": sets.num_reals}
-    record_scores(record, options, sets.device.type, scores, sets.weights, facts)
+    facts = {"weights": sets.weights, "images": len(sets.fakes), "real_images": sets.num_reals}
+    record_scores(record, options, sets.device.type, facts, scores)
 
 
 def check(options: Options) -> None:

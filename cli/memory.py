@@ -41,14 +41,13 @@ def run(options: Options) -> None:
     for name in options.names:
         if name not in PUBLISHED:
             raise UserError(f"memory {name}: unknown model; choose from {', '.join(PUBLISHED)}")
-    by_model = {
-        name: parts(
-            published_dimensions(
-                name, options.precision, options.batch_size, options.total_token, options.image_tokens
-            )
-        )
-        for name in options.names or PUBLISHED
-    }
-    rows = [[f"`{name}`", *(f"{size / 1e9:.2f}" for size in row.values())] for name, row in by_model.items()]
-    print(markdown([["GB", *next(iter(by_model.values()))], *rows]))
+    sizes = options.precision, options.batch_size, options.total_token, options.image_tokens
+    by_model = {name: parts(published_dimensions(name, *sizes)) for name in options.names or PUBLISHED}
+    print(table(by_model))
     print(json.dumps(by_model))
+
+
+def table(by_model: dict[str, dict[str, int]]) -> str:
+    """Returns a Markdown table with a row per model, in GB."""
+    rows = [[f"`{name}`", *(f"{size / 1e9:.2f}" for size in row.values())] for name, row in by_model.items()]
+    return markdown([["GB", *next(iter(by_model.values()))], *rows])

@@ -13,7 +13,7 @@ from adt_tree.sampling import Sampling
 from cli.parser import Options, as_written, declare, option
 from eval.runs.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 from models.family import ALIGNMENTS, PRECISIONS, TOP_K, ModelFamily
-from models.registry import SPECS
+from models.registry import SPECS, spec_of
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -290,22 +290,18 @@ class RivalOptions(Options):
 
 def check_model(options: CheckpointOptions) -> None:
     """Raises UserError for an unknown model, and for options that belong to other models alone."""
-    if options.model not in SPECS:
-        raise UserError(
-            f"--model {options.model}: no such model; use one of {', '.join(SPECS)} (--model_path for other "
-            "weights)"
-        )
+    spec = spec_of(options.model)
     if options.revision is not None and options.model_path is None:
         raise UserError(f"--revision {options.revision}: it needs --model_path, a hub id; leave it out")
     if isinstance(options, FilterOptions):
         if options.cfg_mode == "sequential" and options.model != "lumina_mgpt":
             raise UserError("--cfg_mode sequential: it belongs to lumina_mgpt; leave it out")
-        if options.cfg not in (None, 1) and SPECS[options.model].guidance == 1:
+        if options.cfg not in (None, 1) and spec.guidance == 1:
             raise UserError(f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1")
-    for name in dict.fromkeys(name for spec in SPECS.values() for name in spec.options):
+    for name in dict.fromkeys(name for other in SPECS.values() for name in other.options):
         written = as_written(options, name)
-        if written and name not in SPECS[options.model].options:
-            models = " or ".join(model for model, spec in SPECS.items() if name in spec.options)
+        if written and name not in spec.options:
+            models = " or ".join(model for model, other in SPECS.items() if name in other.options)
             raise UserError(f"{written}: it belongs to --model {models}; leave it out")
 
 

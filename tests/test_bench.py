@@ -118,7 +118,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--random_weights --model anole --deterministic", "--deterministic"),
         ("--methods ar --controls accept-all", "--controls accept-all"),
         ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt_depth_max 3"),
-        ("--model vicuna", "no such model"),
+        ("--model vicuna", "no model vicuna"),
         ("--revision v1", "--revision v1"),
     ],
 )

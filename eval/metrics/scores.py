@@ -27,24 +27,17 @@ def scores_path(folder: str, path: str | None) -> Path:
 
 
 def record_scores(
-    record: Path,
-    options: Any,
-    device: str,
-    scores: Mapping[str, float],
-    weights: Mapping[str, str],
-    facts: Mapping[str, Any],
+    record: Path, options: Any, device: str, facts: Mapping[str, Any], scores: Mapping[str, float]
 ) -> None:
     """Prints the scores and appends them to the record. The last line printed is the one appended.
 
-    options: the command's dataclass. weights: the digest of every network used. facts: further fields of the
-    line, such as the numbers of images.
+    options: the command's dataclass. facts: further fields of the line, such as the numbers of images.
     """
     from eval.runs.process import environment
 
     entry = {
         "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),
         **environment(device),
-        "weights": dict(weights),
         "command": "evaluate",
         **facts,
         "options": {k: value for k, value in asdict(options).items() if k not in ("debug", "config")},
