@@ -13,16 +13,7 @@ from typing import Any, ClassVar
 
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
-from adt_tree.method import (
-    ADAPTIVE_OPTIONS,
-    METHODS,
-    RULES,
-    VERIFY,
-    Lantern,
-    Method,
-    MethodSpec,
-    RelaxedRule,
-)
+from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Lantern, Method, MethodSpec, RelaxedRule
 from adt_tree.policy import INITS, AdaptiveTree, Tree, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.groups.relaxed import PUBLISHED_LANTERN, LanternOptions, RowOptions, readers

@@ -83,10 +83,7 @@ class OptimiserOptions(Base):
     lr: float = option("learning rate of AdamW", 1e-4, unit="LR", above=0)
     muon_lr: float = option("learning rate of Muon", 5e-3, unit="LR", above=0)
     weight_decay: float = option(
-        "a step shrinks weights by W times the learning rate; muon: matrices alone",
-        0.01,
-        unit="W",
-        least=0,
+        "a step shrinks weights by W times the learning rate; muon: matrices alone", 0.01, unit="W", least=0
     )
     bs: int = option("images per pass and process", 4, unit="IMAGES", least=1)
     gradient_accumulation_steps: int = option("passes that make one step", 1, unit="PASSES", least=1)

@@ -71,11 +71,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def muon_and_adamw(
-    module: nn.Module,
-    muon_lr: float,
-    adam_lr: float,
-    weight_decay: float,
-    dtype: torch.dtype = torch.float32,
+    module: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
     """Returns Muon for the matrices of a decoder's blocks or of a drafter, and AdamW for everything else.
 

@@ -49,10 +49,7 @@ class Options(TrainedOptions):
 
     max_pictures: int = option("pictures to train on, earlier runs included", 300_000, unit="N", least=1)
     decay_pictures: int = option(
-        "last pictures, over which the learning rates fall to 0",
-        0,
-        unit="N",
-        least=0,
+        "last pictures, over which the learning rates fall to 0", 0, unit="N", least=0
     )
     precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
