@@ -91,8 +91,7 @@ def run(options: Options) -> None:
         from serve.settings import Settings
     except ImportError as error:
         raise UserError(
-            f"serve needs fastapi, uvicorn and prometheus_client ({error}): `bash scripts/setup.sh "
-            "requirements-serve.txt` installs them"
+            f"serve needs packages ({error}): `bash scripts/setup.sh requirements-serve.txt` installs them"
         ) from None
     from cli.model_from_options import load_with_drafter_if_any
 

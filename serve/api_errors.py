@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from adt_tree.errors import reason
 
@@ -62,17 +62,17 @@ def failure(error: BaseException) -> ApiError:
     return error if isinstance(error, ApiError) else ApiError(500, reason(error), code="server_error")
 
 
-def install(app: FastAPI) -> None:
-    """Gives the errors of the routes and of the framework OpenAI's form. serve.middleware answers all other
-    exceptions."""
+async def from_routes(request: Request, error: Exception) -> Response:
+    """Answers an ApiError that a route raised."""
+    return failure(error).response
 
-    async def from_routes(request: Request, error: Exception) -> Response:
-        return failure(error).response
 
-    async def from_framework(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        text = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(error.status_code, text, headers=error.headers).response
+async def from_framework(request: Request, error: Exception) -> Response:
+    """Answers an error of starlette in OpenAI's form."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return ApiError(error.status_code, text, headers=error.headers).response
 
-    app.add_exception_handler(ApiError, from_routes)
-    app.add_exception_handler(HTTPException, from_framework)
+
+# serve.middleware answers all other exceptions.
+HANDLERS = {ApiError: from_routes, HTTPException: from_framework}

@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
-from fastapi import FastAPI
-from fastapi.responses import Response
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
-from serve.api_errors import ApiError, install, json_response
+from serve.api_errors import HANDLERS, ApiError, json_response
 from serve.image_request import engine_key
 from serve.images import generate
 from serve.middleware import AccessMiddleware
@@ -24,7 +26,6 @@ from serve.service import Service
 from serve.settings import DEFAULTS, Settings
 from serve.sglang import generate_codes
 
-GET = ["GET", "HEAD"]  # the server drops the body of an answer to HEAD
 MAX_ENGINES = 4  # engines whose caches stay in memory for when they are needed again
 PAGE = Path(__file__).resolve().parent / "page"
 PAGES = {  # path -> file, type
@@ -36,7 +37,7 @@ PAGES = {  # path -> file, type
 OPEN = ("/health", *PAGES)  # paths that need no key
 
 
-def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
+def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> Starlette:
     """Returns the application. Its lifespan starts and ends the thread that decodes.
 
     The engine of the default method is built at once, so that memory which it needs is taken before another
@@ -50,35 +51,31 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> FastAPI:
     in_new_thread(torch.get_num_threads(), build_first, pipe, settings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.service = service = Service(pipe, settings)
         yield
         await asyncio.to_thread(service.close)  # clients are told meanwhile that the server ends
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, redirect_slashes=False)
-    app.state.cut = 0  # number of requests that were unfinished when the server ended
-    install(app)
-    app.add_middleware(AccessMiddleware, settings=settings, open_paths=OPEN)
-    app.add_api_route("/generate", generate_codes, methods=["POST"])
-    if pixels:
-        app.add_api_route("/v1/images/generations", generate, methods=["POST"])
-        for path, (name, kind) in PAGES.items():
-            page = Response((PAGE / name).read_bytes(), media_type=kind)
-            app.router.routes.append(Route(path, page, methods=GET))
-    add_models(app, pipe)
-
-    @app.api_route("/health", methods=GET)
-    async def health() -> Response:
-        scheduler = app.state.service.scheduler
+    async def health(request: Request) -> Response:
+        scheduler = request.app.state.service.scheduler
         scheduler.check()
-        images = scheduler.backlog
-        return json_response({"status": "ok", "images": images, "slots": settings.slots})
+        return json_response({"status": "ok", "images": scheduler.backlog, "slots": settings.slots})
 
-    @app.api_route("/metrics", methods=GET)
-    async def metrics() -> Response:
-        figures = app.state.service.metrics
+    async def metrics(request: Request) -> Response:
+        figures = request.app.state.service.metrics
         return Response(figures.text(), headers={"Content-Type": figures.content_type})
 
+    routes = [Route("/health", health), Route("/metrics", metrics), *routes_of_models(pipe)]
+    routes.append(Route("/generate", generate_codes, methods=["POST"]))
+    if pixels:
+        routes.append(Route("/v1/images/generations", generate, methods=["POST"]))
+        for path, (name, kind) in PAGES.items():
+            page = Response((PAGE / name).read_bytes(), media_type=kind)
+            routes.append(Route(path, page, methods=["GET"]))
+    access = Middleware(AccessMiddleware, settings=settings, open_paths=OPEN)
+    app = Starlette(routes=routes, middleware=[access], exception_handlers=HANDLERS, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.state.cut = 0  # number of requests that were unfinished when the server ended
     return app
 
 
@@ -89,12 +86,11 @@ def build_first(pipe: Pipeline, settings: Settings) -> None:
         pass
 
 
-def add_models(app: FastAPI, pipe: Pipeline) -> None:
-    """Adds the routes of OpenAI's API that describe models. There is one model, this server's, with its
+def routes_of_models(pipe: Pipeline) -> list[Route]:
+    """Returns the routes of OpenAI's API that describe models. There is one model, this server's, with its
     methods and the number of rows of codes in its images."""
-    name = pipe.model.name
     model = {
-        "id": name,
+        "id": pipe.model.name,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "adt-tree",
@@ -103,11 +99,12 @@ def add_models(app: FastAPI, pipe: Pipeline) -> None:
         "rows": pipe.model.grid.height,
     }
 
-    models = json_response({"object": "list", "data": [model]})
-    app.router.routes.append(Route("/v1/models", models, methods=GET))
-
-    @app.api_route("/v1/models/{model_name}", methods=GET)
-    async def one_model(model_name: str) -> Response:
-        if model_name != name:
-            raise ApiError(404, f"model {model_name!r}: this server has {name}", "model", "model_not_found")
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != model["id"]:
+            text = f"model {name!r}: this server has {model['id']}"
+            raise ApiError(404, text, "model", "model_not_found")
         return json_response(model)
+
+    models = json_response({"object": "list", "data": [model]})
+    return [Route("/v1/models", models, methods=["GET"]), Route("/v1/models/{name}", one_model)]

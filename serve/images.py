@@ -9,9 +9,8 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from adt_tree.errors import UserError

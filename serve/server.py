@@ -8,7 +8,7 @@ import socket
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from serve.settings import Settings
 
@@ -43,7 +43,7 @@ def bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, dualstack_ipv6=ipv6)
 
 
-def configure(app: FastAPI, settings: Settings, grace_s: float) -> uvicorn.Config:
+def configure(app: Starlette, settings: Settings, grace_s: float) -> uvicorn.Config:
     """Returns uvicorn's configuration; after the signal to end, requests have grace_s seconds to finish."""
     return uvicorn.Config(
         app,
@@ -59,7 +59,7 @@ def configure(app: FastAPI, settings: Settings, grace_s: float) -> uvicorn.Confi
     )
 
 
-def run(app: FastAPI, settings: Settings, listener: socket.socket, grace_s: float) -> bool:
+def run(app: Starlette, settings: Settings, listener: socket.socket, grace_s: float) -> bool:
     """Serves until SIGTERM or SIGINT, then finishes what was accepted.
 
     Returns whether all of it was finished within grace_s seconds.

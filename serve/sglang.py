@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
-from fastapi import Request
-from fastapi.responses import Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
