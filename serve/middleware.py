@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.api_errors import ApiError
-from serve.settings import Settings, is_loopback
+from serve.settings import Settings, address_of, is_loopback
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -22,15 +21,6 @@ HEADERS = {
 }
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")  # a proxy names its client in one of these
 log = logging.getLogger(__name__)
-
-
-def is_address(name: str) -> bool:
-    """Returns whether a name is an IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def host_of(address: str) -> str:
@@ -124,7 +114,7 @@ class AccessMiddleware:
         name = host_of(host)
         # Another site can make its DNS name resolve to this machine, so that its pages may call the server. A
         # request by address cannot come from such a page.
-        if name not in self._names and not is_address(name):
+        if name not in self._names and address_of(name) is None:
             raise ApiError(403, f"host {host!r}: this server does not answer to that name")
 
     def _check_key(self, headers: Headers) -> None:

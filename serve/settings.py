@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from adt_tree.errors import UserError
 
@@ -12,12 +12,18 @@ KEY_VARIABLE = "ADT_API_KEY"  # environment variable with the key
 CODES_MODEL = "glm_image"  # the model that is served without pixels, by its codes
 
 
-def is_loopback(host: str) -> bool:
-    """Returns whether an address is one of this machine alone."""
+def address_of(host: str) -> IPv4Address | IPv6Address | None:
+    """Returns the address that a host is; None for a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is this machine alone."""
+    address = address_of(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def checked_key(key: str | None, source: str) -> str | None:
