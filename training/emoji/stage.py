@@ -1,8 +1,7 @@
-"""What the stages share: options, a timer, atomic checkpoints, the choice of device."""
+"""What the stages share: options, atomic checkpoints, the choice of device."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch
@@ -27,22 +26,7 @@ class TrainedOptions(StageOptions):
     device: str = option("auto: cuda where there is one", "auto", choices=("auto", "cpu", "cuda"))
     threads: int = option("torch threads on the CPU", 2, unit="N", least=1)
     seed: int = option("seed of the initial weights", 0, unit="SEED")
-    checkpoint_minutes: float = option("time between saved states", 3, unit="MIN", least=0)
-
-
-class Every:
-    """A timer that is due at most once in `period_s` seconds, for the first time after one period."""
-
-    def __init__(self, period_s: float) -> None:
-        self.period_s = period_s
-        self.last = time.monotonic()
-
-    def due(self) -> bool:
-        """Returns whether a period has passed. If so, the next one starts now."""
-        if time.monotonic() - self.last < self.period_s:
-            return False
-        self.last = time.monotonic()
-        return True
+    save_steps: int = option("steps between saved states", 250, unit="N", least=1)
 
 
 def save_checkpoint(path: Path, payload: dict) -> None:

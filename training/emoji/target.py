@@ -31,7 +31,7 @@ from models.decoder.transformer import Decoder
 from training.emoji.bpe import IMAGE_FIRST, Layout, caption
 from training.emoji.codes import Codes
 from training.emoji.pictures import Picture, Pictures
-from training.emoji.stage import Every, TrainedOptions, load_checkpoint, save_checkpoint, use_device
+from training.emoji.stage import TrainedOptions, load_checkpoint, save_checkpoint, use_device
 from training.emoji.tokenizer import Tokenizer
 from training.muon import muon_and_adamw
 
@@ -53,7 +53,7 @@ class Options(TrainedOptions):
     )
     precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
-    validate_minutes: float = option("time between validations", 10, unit="MIN", least=0)
+    validate_steps: int = option("steps between validations", 750, unit="N", least=1)
     batch_size: int = option("pictures per step", 16, unit="N", least=1)
     muon_lr: float = option("learning rate of hidden matrices", 6e-3, unit="LR", above=0)
     adam_lr: float = option("learning rate of embedding, head and norms", 3e-3, unit="LR", above=0)
@@ -268,7 +268,6 @@ def run(options: Options) -> None:
     if saved := load_checkpoint(work / SAVED):
         trainer.resume(saved)
     start_s, losses = time.monotonic() - trainer.spent_s, list[float]()
-    save, validate = Every(60 * options.checkpoint_minutes), Every(60 * options.validate_minutes)
     with tqdm(desc="target", unit="step", initial=trainer.step) as bar:
         done = trainer.num_pictures >= options.max_pictures
         while not done:
@@ -276,12 +275,12 @@ def run(options: Options) -> None:
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             done, spent = trainer.num_pictures >= options.max_pictures, time.monotonic() - start_s
-            if validate.due() or done:
+            if trainer.step % options.validate_steps == 0 or done:
                 row = {"step": trainer.step, "pictures": trainer.num_pictures, "spent_s": round(spent, 1),
                        "factor": round(trainer.factor(), 4), "loss": round(sum(losses) / len(losses), 4),
                        **trainer.validation(96)}  # fmt: skip
                 append_json(work / LOG, row)
                 losses.clear()
-            if save.due() or done:
+            if trainer.step % options.save_steps == 0 or done:
                 save_checkpoint(work / SAVED, trainer.payload(spent))
     print(json.dumps({"steps": trainer.step, "pictures": trainer.num_pictures, "written": str(work / SAVED)}))

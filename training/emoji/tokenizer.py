@@ -25,7 +25,7 @@ from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from training.emoji.codebook import Codebook
 from training.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from training.emoji.pictures import Pictures
-from training.emoji.stage import Every, TrainedOptions, load_checkpoint, save_checkpoint, use_device
+from training.emoji.stage import TrainedOptions, load_checkpoint, save_checkpoint, use_device
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # prefix of the VQGAN's tensors in a checkpoint
@@ -38,7 +38,7 @@ SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
 class Options(TrainedOptions):
     """VQ tokenizer"""
 
-    checkpoint_minutes: float = 2
+    save_steps: int = 500
     steps: int = option("steps, earlier runs included", 8000, unit="N", least=1)
     batch_size: int = option("pictures per step", 8, unit="N", least=1)
     learning_rate: float = option("highest learning rate", 2e-3, unit="LR", above=0)
@@ -251,7 +251,7 @@ def run(options: Options) -> None:
     if saved := load_checkpoint(work / SAVED):
         trainer.resume(saved)
     fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(384))))
-    start_s, save = time.monotonic() - trainer.spent_s, Every(60 * options.checkpoint_minutes)
+    start_s = time.monotonic() - trainer.spent_s
     sums: dict[str, float] = {}
     with tqdm(desc="tokenizer", unit="step", initial=trainer.step, total=options.steps) as bar:
         while trainer.step < options.steps:
@@ -259,7 +259,7 @@ def run(options: Options) -> None:
                 sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
             bar.update()
             spent, done = time.monotonic() - start_s, trainer.step == options.steps
-            if save.due() or done:
+            if trainer.step % options.save_steps == 0 or done:
                 save_checkpoint(work / SAVED, trainer.payload(spent))
                 measured = figures(trainer.tokenizer, fresh if done else fresh[:96])
                 progress = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
