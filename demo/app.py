@@ -17,9 +17,9 @@ import gradio as gr
 
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS, RELAXED
-from adt_tree.pipeline import Pipeline
+from adt_tree.pipeline import Pipeline, StreamStep
 from demo.race_page import race_frame
-from demo.recording import Recorder
+from demo.recording import recording_of
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "configs" / "emoji_prompts.txt"
 MAX_CHARACTERS, MAX_WAITING = 300, 32  # of a prompt; visitors in the queue
@@ -62,16 +62,16 @@ def race(
         for name in (left, right):
             relaxed = RELAXED if lantern and METHODS[name].lantern else None
             method = pipe.method(name, sampling=sampling, lantern=relaxed)
-            recorder, reported = Recorder(pipe, method, prompt, seed), 0.0
+            steps, reported = list[StreamStep](), 0.0
             with closing(pipe.stream(prompt, method=method, seed=seed)) as stream:
                 for step in stream:
-                    recorder.add(step)
+                    steps.append(step)
                     if time.perf_counter() - reported > PROGRESS_S:
-                        reported, calls = time.perf_counter(), len(recorder.steps)
-                        codes = f"{len(recorder.codes)} of {pipe.model.grid.size} codes"
-                        yield f"{method.label}: {codes}, {calls} target calls", ""
+                        reported, count = time.perf_counter(), step.position + len(step.codes)
+                        codes = f"{count} of {pipe.model.grid.size} codes"
+                        yield f"{method.label}: {codes}, {len(steps)} target calls", ""
             yield f"{method.label}: painting the partial images", ""
-            recordings.append(recorder.finish())
+            recordings.append(recording_of(pipe, method, prompt, seed, steps))
     except (UserError, FloatingPointError) as error:
         raise _refusal(f"{error}.") from None
     yield "Done.", race_frame(recordings)

@@ -51,70 +51,62 @@ class Recording:
     frames: dict[str, Any]  # sheet (a WebP as data URI), columns, size, counts: number of codes in each frame
 
 
-class Recorder:
-    """Collects the steps of one image from Pipeline.stream."""
-
-    def __init__(self, pipe: Pipeline, method: Method, prompt: str, seed: int) -> None:
-        self.pipe, self.method, self.prompt, self.seed = pipe, method, prompt, seed
-        self.grid = pipe.model.grid
-        self.codes: list[int] = []
-        self.steps: list[dict[str, Any]] = []
-
-    def add(self, step: StreamStep) -> None:
-        """Stores one step."""
-        if not self.codes and step.position:
-            self.codes = [step.tree.codes[0]]  # The pass over the prompt gave code 0, the first tree's root.
-        self.codes += step.codes
-        values = asdict(step.step)
-        tree = None
-        if len(step.tree.codes) > 1:
-            tree = {key: list(getattr(step.tree, key)) for key in ("codes", "parents", "depths", "path")}
-            tree["probability"] = [round(math.exp(value), 4) for value in step.tree.confidence]
-        committed = {"position": step.position, "codes": len(step.codes)}
-        self.steps.append({**committed, **{name: values[name] for name in STEP_FIELDS}, "tree": tree})
-
-    def finish(self) -> Recording:
-        """Returns the recording of a complete image. Decodes the partial images, which takes a while."""
-        final = self.pipe.image(self.codes)
-        sampling = self.method.sampling
-        return Recording(
-            method=self.method.label,
-            exact=self.method.exact,
-            prompt=self.prompt,
-            seed=self.seed,
-            settings=f"Temperature {sampling.temperature:g}, guidance {sampling.guidance:g}",
-            grid=self.grid.sides,
-            seconds=sum(step["ms"] for step in self.steps) / 1e3,
-            codes=list(self.codes),
-            pixels=hashlib.sha256(final.tobytes()).hexdigest()[:16],
-            steps=self.steps,
-            frames=self._frames(final),
-        )
-
-    def _frames(self, final: Image.Image) -> dict[str, Any]:
-        """Returns one sheet with the image after some of the steps, evenly spread and including the last."""
-        ends = [step["position"] + step["codes"] for step in self.steps]
-        stride = -(-len(ends) // MAX_FRAMES)
-        counts = [1, *ends[::-stride][::-1]]  # counted back from the last step
-        shrink = min(1.0, MAX_SIDE / max(final.size))
-        width, height = round(final.width * shrink), round(final.height * shrink)
-        sheet = Image.new("RGBA", (COLUMNS * width, -(-len(counts) // COLUMNS) * height))
-        for index, count in enumerate(counts):
-            whole = count == self.grid.size
-            frame = final.convert("RGBA") if whole else self.pipe.partial_image(self.codes[:count])
-            sheet.paste(frame.resize((width, height)), (index % COLUMNS * width, index // COLUMNS * height))
-        stream = io.BytesIO()
-        sheet.save(stream, format="WEBP", quality=90)
-        data_uri = SHEET_START + base64.b64encode(stream.getvalue()).decode()
-        return {"sheet": data_uri, "columns": COLUMNS, "size": [width, height], "counts": counts}
-
-
 def record(pipe: Pipeline, method: Method, prompt: str, seed: int) -> Recording:
     """Decodes one image at batch size 1 and returns its recording."""
-    recorder = Recorder(pipe, method, prompt, seed)
-    for step in pipe.stream(prompt, method=method, seed=seed):
-        recorder.add(step)
-    return recorder.finish()
+    return recording_of(pipe, method, prompt, seed, list(pipe.stream(prompt, method=method, seed=seed)))
+
+
+def recording_of(
+    pipe: Pipeline, method: Method, prompt: str, seed: int, stream: Sequence[StreamStep]
+) -> Recording:
+    """Returns the recording of a complete image, whose steps Pipeline.stream gave. Decodes the partial
+    images, which takes a while."""
+    codes = [code for step in stream for code in step.codes]
+    if stream[0].position:
+        codes.insert(0, stream[0].tree.codes[0])  # from the pass over the prompt: the first tree's root
+    steps, final, sampling = [_as_dict(step) for step in stream], pipe.image(codes), method.sampling
+    return Recording(
+        method=method.label,
+        exact=method.exact,
+        prompt=prompt,
+        seed=seed,
+        settings=f"Temperature {sampling.temperature:g}, guidance {sampling.guidance:g}",
+        grid=pipe.model.grid.sides,
+        seconds=sum(step["ms"] for step in steps) / 1e3,
+        codes=codes,
+        pixels=hashlib.sha256(final.tobytes()).hexdigest()[:16],
+        steps=steps,
+        frames=_frames(pipe, codes, steps, final),
+    )
+
+
+def _as_dict(step: StreamStep) -> dict[str, Any]:
+    """Returns an entry of Recording.steps."""
+    tree = None
+    if len(step.tree.codes) > 1:
+        tree = {key: list(getattr(step.tree, key)) for key in ("codes", "parents", "depths", "path")}
+        tree["probability"] = [round(math.exp(value), 4) for value in step.tree.confidence]
+    committed = {"position": step.position, "codes": len(step.codes)}
+    return {**committed, **{name: getattr(step.step, name) for name in STEP_FIELDS}, "tree": tree}
+
+
+def _frames(
+    pipe: Pipeline, codes: list[int], steps: Sequence[dict[str, Any]], final: Image.Image
+) -> dict[str, Any]:
+    """Returns one sheet with the image after some of the steps, evenly spread and including the last."""
+    ends = [step["position"] + step["codes"] for step in steps]
+    stride = -(-len(ends) // MAX_FRAMES)
+    counts = [1, *ends[::-stride][::-1]]  # counted back from the last step
+    shrink = min(1.0, MAX_SIDE / max(final.size))
+    width, height = round(final.width * shrink), round(final.height * shrink)
+    sheet = Image.new("RGBA", (COLUMNS * width, -(-len(counts) // COLUMNS) * height))
+    for index, count in enumerate(counts):
+        frame = final.convert("RGBA") if count == len(codes) else pipe.partial_image(codes[:count])
+        sheet.paste(frame.resize((width, height)), (index % COLUMNS * width, index // COLUMNS * height))
+    stream = io.BytesIO()
+    sheet.save(stream, format="WEBP", quality=90)
+    data_uri = SHEET_START + base64.b64encode(stream.getvalue()).decode()
+    return {"sheet": data_uri, "columns": COLUMNS, "size": [width, height], "counts": counts}
 
 
 def write(path: Path, recording: Recording) -> None:
