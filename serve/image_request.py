@@ -102,17 +102,12 @@ def validated(cls: type[Body], fields: Mapping[str, Any]) -> Body:
 
 def _check_together(request: ImageRequest) -> None:
     """Raises ApiError 400 for fields that contradict one another."""
-    png = request.output_format == "png"
-    checks = {  # field -> why it is refused, or a false value
-        "output_compression": png and request.output_compression < 100 and "it is for webp and jpeg",
-        "partial_images": request.partial_images and not request.stream and "only with stream: true",
-        "partial_rows": request.partial_rows
-        and (not request.stream or request.partial_images)
-        and "only with stream: true, and without partial_images",
-    }
-    for param, message in checks.items():
-        if message:
-            raise invalid(param, message)
+    if request.output_format == "png" and request.output_compression < 100:
+        raise invalid("output_compression", "it is for webp and jpeg")
+    if request.partial_images and not request.stream:
+        raise invalid("partial_images", "only with stream: true")
+    if request.partial_rows and (not request.stream or request.partial_images):
+        raise invalid("partial_rows", "only with stream: true, and without partial_images")
 
 
 def check_model(request: ImageRequest, pipe: Pipeline) -> None:

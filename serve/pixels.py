@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from adt_tree.pipeline import Pipeline
-from eval.runs.run_folder import png_bytes
 from models.target import EncodedPrompt
 from serve.openmp import in_new_thread
 
@@ -41,7 +40,8 @@ class Painter:
         return prompt
 
     async def paint(self, codes: list[int], kind: str, compression: int) -> str:
-        """Returns the picture of codes as a file in base64. Where codes are missing it is grey.
+        """Returns the picture of codes as a file in base64, a PNG as generate_images writes it. Where codes
+        are missing it is grey.
 
         kind: png, webp or jpeg; compression: the quality of the last two, 0 to 100.
         """
@@ -57,18 +57,11 @@ class Painter:
                 part = self._pipe.partial_image(codes)
                 picture = Image.new("RGB", part.size, MISSING)
                 picture.paste(part, mask=part)
-        return base64.b64encode(file_bytes(picture, kind, compression)).decode()
+        stream = io.BytesIO()
+        picture.save(stream, format=kind.upper(), quality=compression)  # which PNG does not read
+        return base64.b64encode(stream.getvalue()).decode()
 
     def close(self) -> None:
         """Ends the threads once their current calls have ended."""
         self._texts.shutdown(cancel_futures=True)
         self._pixels.shutdown(cancel_futures=True)
-
-
-def file_bytes(picture: Image.Image, kind: str, compression: int) -> bytes:
-    """Returns a picture as a file: a PNG as generate_images writes it, or a WebP or JPEG of a quality."""
-    if kind == "png":
-        return png_bytes(picture)
-    stream = io.BytesIO()
-    picture.save(stream, format=kind.upper(), quality=compression)
-    return stream.getvalue()
