@@ -14,7 +14,7 @@ from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import StaticGrowth
 from adt_tree.records import Decoded
-from adt_tree.roles import Target
+from adt_tree.roles import Target, run_directly
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, Topology, ancestor_mask
 from adt_tree.verify import Verdict
@@ -47,6 +47,11 @@ def model_of(
     )
     nothing: Any = None
     return Model(nothing, grid, stand_in, decoder, stand_in, net, "", None, nothing, graphs=graphs)
+
+
+def target_of(grid: Grid, num_codes: int) -> Any:
+    """Returns the part of a target with one slot that a proposer without a network reads."""
+    return SimpleNamespace(grid=grid, slots=1, num_codes=num_codes, device=CPU, run=run_directly)
 
 
 def codes_of(images: Iterable[Decoded]) -> dict[str, list[int]]:

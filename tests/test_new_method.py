@@ -26,7 +26,7 @@ class CopyAbove:
     def __init__(self, target):
         device = target.device
         self.run = target.run
-        self.neighbours = Neighbours(target.grid, target.slots, target.num_codes, "above", device)
+        self.neighbours = Neighbours(target, "above")
         self.position = torch.ones(target.slots, dtype=torch.int64, device=device)
 
     def calls(self, shape):

@@ -23,7 +23,7 @@ from adt_tree.static_trees import StaticTree
 from adt_tree.verify import Coupled
 from models.model import Model
 from models.target import Prompt
-from tests.decoding import CPU, accept, chain, codes_of, model_of
+from tests.decoding import accept, chain, codes_of, model_of, target_of
 from tests.tabular import CODES as TABULAR_CODES
 from tests.tabular import TabularModel, append, deviation, requests, table
 from tests.test_engine import CODEBOOK, CODES, FIRST, GRID, WINDOWS, alone, decoder, net
@@ -127,13 +127,13 @@ def test_neighbours_draft_row_ends_and_never_copy_one() -> None:
     }  # fmt: skip
     known, at = torch.tensor([[6, 7, 0, 8]]), torch.arange(5, 11)[None]
     for cells, drafts in expected.items():
-        neighbours = Neighbours(grid, 1, 9, cells, CPU)
+        neighbours = Neighbours(target_of(grid, 9), cells)
         neighbours.begin(0, torch.tensor(5))
         neighbours.commit(torch.tensor([1]), known, torch.tensor([4]))
         fresh = torch.ones_like(at, dtype=torch.bool)
         first, second = neighbours.fill(at, torch.zeros_like(at), fresh)
         assert first.tolist() == [drafts] and second[0, 2] == 0
-    neighbours = Neighbours(grid, 1, 9, "left", CPU)
+    neighbours = Neighbours(target_of(grid, 9), "left")
     neighbours.begin(0, torch.tensor(5))
     neighbours.commit(torch.tensor([1]), known, torch.tensor([3]))
     after = torch.tensor([[4]])  # the last known cell is a row end

@@ -18,7 +18,7 @@ from adt_tree.proposers.self_draft import SelfDraftProposer
 from adt_tree.sampling import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
-from tests.decoding import CPU, tree_of
+from tests.decoding import CPU, target_of, tree_of
 from tests.test_engine import CODES, FILTERED, IMAGES, LONG, TREE, new_engine
 
 NOTHING = torch.empty(0)  # stands for the target's features and the noise, which self-drafting does not read
@@ -30,7 +30,8 @@ SIBLINGS: Tree = ([3, 1, 7, 1, 1], [0, 0, 0, 1, 2])  # two children of the root,
 
 def self_drafter() -> SelfDraftProposer:
     """Returns a new proposer for one image, with two candidates per position."""
-    return SelfDraftProposer(Grid(3, 5), 1, 2, "above", CODES, CPU)
+    target = target_of(Grid(3, 5), CODES)
+    return SelfDraftProposer(target, 2, Neighbours(target, "above"))
 
 
 def favour(codes: list[int]) -> Tensor:
@@ -150,7 +151,7 @@ def copied(
 def test_seeds_are_those_of_a_plain_loop(seed_cells: str, grid: Grid) -> None:
     rng = random.Random(5)
     for _ in range(200):
-        neighbours = Neighbours(grid, 1, CODES, seed_cells, CPU)
+        neighbours = Neighbours(target_of(grid, CODES), seed_cells)
         length = rng.randrange(1, grid.size + 3)
         committed = [rng.randrange(CODES) for _ in range(rng.randrange(1, grid.size))]
         chain = [rng.randrange(CODES) for _ in range(length)]

@@ -5,11 +5,13 @@ Dimensions: B images, P positions of an image, L positions ahead, A codes of a s
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Grid
 from adt_tree.noise import DRAFT, row_ends, uniform
+from adt_tree.roles import MethodOnModel, Target
 
 ALL = slice(None)
 
@@ -17,29 +19,35 @@ ALL = slice(None)
 class Neighbours:
     """Copies codes of neighbouring cells to positions that no pass has scored yet.
 
-    seed_cells names the neighbour: "above", the nearest known cell above within the raster of the position;
-    "left", the last code before the position that is known; "both", "above" with "left" as the second choice;
-    or "random", no neighbour but a random code per position, the same for all images. A row end gets its only
-    code, 0, and is no neighbour of other cells.
+    `cells` (the option --seed_cells) names the neighbour: "above", the nearest known cell above within the
+    raster of the position; "left", the last code before the position that is known; "both", "above" with
+    "left" as the second choice; or "random", no neighbour but a random code per position, the same for all
+    images. A row end gets its only code, 0, and is no neighbour of other cells.
     """
 
-    def __init__(self, grid: Grid, slots: int, num_codes: int, seed_cells: str, device: torch.device) -> None:
-        """num_codes: V."""
-        self._seed_cells, self._outside = seed_cells, grid.length
+    def __init__(self, target: Target, cells: str) -> None:
+        grid, device = target.grid, target.device
+        self.cells, self._outside = cells, grid.length
         # The first position of each position's raster, and the positions from row to row, [P + 1]; the last
         # entry is for positions outside the image.
-        cells = [grid.cell(position) for position in range(grid.length)]
-        strides = [grid.rasters[cell.raster].stride for cell in cells]
-        starts = [n - cells[n].row * strides[n] - cells[n].column for n in range(grid.length)]
+        places = [grid.cell(position) for position in range(grid.length)]
+        strides = [grid.rasters[place.raster].stride for place in places]
+        starts = [n - places[n].row * strides[n] - places[n].column for n in range(grid.length)]
         self._start = torch.tensor([*starts, starts[0]], device=device)
         self._stride = torch.tensor([*strides, strides[0]], device=device)
         self._row_ends = row_ends(grid, device)
-        if seed_cells == "random":
+        if cells == "random":
             seed = torch.zeros(1, dtype=torch.int64, device="cpu")
-            places = torch.arange(grid.length + 1, device="cpu")
-            self._random = (num_codes * uniform(seed, places[None], 1, DRAFT)).long().flatten().to(device)
+            positions = torch.arange(grid.length + 1, device="cpu")[None]
+            codes = (target.num_codes * uniform(seed, positions, 1, DRAFT)).long()
+            self._random = codes.flatten().to(device)
         # The committed codes. The extra column receives codes that fall outside an image.
-        self.codes = torch.zeros(slots, grid.length + 1, dtype=torch.int64, device=device)
+        self.codes = torch.zeros(target.slots, grid.length + 1, dtype=torch.int64, device=device)
+
+    @classmethod
+    def of(cls, setup: MethodOnModel) -> Self:
+        """Returns the neighbours that a method copies."""
+        return cls(setup.target, setup.method.copied_cells)
 
     def begin(self, slot: int, code: Tensor) -> None:
         """Starts an image with its first code []. Codes of the slot's last image stay, but no cell copies
@@ -70,13 +78,13 @@ class Neighbours:
         on the left if the first is above, and the other way round.
         """
         last = at[:, :1] - 1 + (~fresh).sum(dim=1, keepdim=True)  # the last position whose code is known
-        if self._seed_cells == "random":
+        if self.cells == "random":
             first, second = self._random[at], codes
         else:
             if self._row_ends is not None:
                 last = last - self._row_ends[last].long()
             above, left = self._above(at, last), last.expand_as(at)
-            places = (left, above) if self._seed_cells == "left" else (above, left)
+            places = (left, above) if self.cells == "left" else (above, left)
             known = self.codes[slots].scatter(1, at, codes)
             first, second = (known.gather(1, place) for place in places)
         if self._row_ends is not None:

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adt_tree.grid import Grid
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Run, run_directly
+from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
 from adt_tree.sampling import PassSampling
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
@@ -32,17 +31,7 @@ SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbo
 
 def make(setup: MethodOnModel) -> tuple[SelfDraftProposer, Rule]:
     """Returns the proposer of self-draft and adt-self-draft, and its rule."""
-    model, target = setup.model, setup.target
-    proposer = SelfDraftProposer(
-        model.grid,
-        target.slots,
-        setup.shape.width,
-        setup.method.copied_cells,
-        model.num_codes,
-        target.device,
-        target.run,
-    )
-    return proposer, setup.rule()
+    return SelfDraftProposer(setup.target, setup.shape.width, Neighbours.of(setup)), setup.rule()
 
 
 class SelfDraftProposer:
@@ -54,21 +43,12 @@ class SelfDraftProposer:
     candidates per position, its budget the number of drafted nodes.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        slots: int,
-        candidates: int,
-        seed_cells: str,
-        num_codes: int,
-        device: torch.device,
-        run: Run = run_directly,
-    ) -> None:
-        """candidates: K. num_codes: V. seed_cells: the cells to copy to unscored positions (Neighbours)."""
-        self.grid, self.seed_cells, self.num_codes, self._run = grid, seed_cells, num_codes, run
-        self.history = History(grid.length, slots, candidates, device)
-        self._neighbours = Neighbours(grid, slots, num_codes, seed_cells, device)
-        self._position = torch.ones(slots, dtype=torch.int64, device=device)
+    def __init__(self, target: Target, candidates: int, neighbours: Neighbours) -> None:
+        """candidates: K. neighbours: of the target's images, to copy to unscored positions."""
+        self.grid, self.num_codes, self._run = target.grid, target.num_codes, target.run
+        self.history = History(target.grid.length, target.slots, candidates, target.device)
+        self._neighbours = neighbours
+        self._position = torch.ones(target.slots, dtype=torch.int64, device=target.device)
 
     def calls(self, shape: TreeShape) -> int:
         return 0
@@ -125,7 +105,7 @@ class SelfDraftProposer:
         first, second = self._neighbours.fill(at, codes[..., 0], fresh)
         codes[..., 0] = first
         confidence[..., 0].masked_fill_(fresh, SEED_CONFIDENCE)
-        if self.seed_cells == "both" and width > 1:
+        if self._neighbours.cells == "both" and width > 1:
             different = fresh & (first != second)
             codes[..., 1] = torch.where(different, second, codes[..., 1])
             confidence[..., 1].masked_fill_(different, 2 * SEED_CONFIDENCE)

@@ -62,7 +62,7 @@ def window_and_rule(
     """
     method, target = setup.method, setup.target
     judge = judge or Rejection(target.num_codes, static=True).judge
-    window = JacobiWindow(Topology(paths), tail, judge, target, method.greedy, method.copied_cells)
+    window = JacobiWindow(Topology(paths), tail, judge, target, method.greedy, Neighbours.of(setup))
     return window, window if method.control is None else setup.rule()
 
 
@@ -93,12 +93,12 @@ class JacobiWindow:
     """
 
     def __init__(
-        self, tree: Topology, tail: Tail, judge: Judge, target: Target, greedy: bool, seed_cells: str
+        self, tree: Topology, tail: Tail, judge: Judge, target: Target, greedy: bool, neighbours: Neighbours
     ) -> None:
-        """tree: the candidates of the window. seed_cells: the cells to copy to unscored positions
-        (Neighbours)."""
+        """tree: the candidates of the window. neighbours: of the target's images, to copy to unscored
+        positions."""
         device, num_codes = target.device, target.num_codes
-        self._run = target.run
+        self._run, self._neighbours = target.run, neighbours
         self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
         self._tree, self._tail, self.judge, self._greedy = tree, tail, judge, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)
@@ -111,7 +111,6 @@ class JacobiWindow:
         self._ancestors = tree.ancestors().to(device)
         self._readers = torch.tensor(readers(tree), device=device)
         self._offsets = torch.arange(tree.depth, device=device)
-        self._neighbours = Neighbours(target.grid, target.slots, num_codes, seed_cells, device)
         self.codes = torch.full((target.slots, tree.depth, tree.width), NONE, device=device)
         shape = (target.slots, tree.depth + 1, num_codes)
         self.q = torch.zeros(shape, dtype=torch.float32, device=device)

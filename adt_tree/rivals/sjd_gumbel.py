@@ -26,17 +26,16 @@ from adt_tree.verify import Rule, Verdict
 
 def make(setup: MethodOnModel) -> tuple[GumbelWindow, Rule]:
     """Returns the proposer of sjd-gumbel and its rule."""
-    return GumbelWindow(setup.shape.depth, setup.target, setup.method.copied_cells), setup.rule()
+    return GumbelWindow(setup.shape.depth, setup.target, Neighbours.of(setup)), setup.rule()
 
 
 class GumbelWindow:
     """The proposer of sjd-gumbel, with one window of codes [B, L] per slot."""
 
-    def __init__(self, length: int, target: Target, seed_cells: str) -> None:
-        """length: L. seed_cells: the cells to copy to unscored positions (Neighbours)."""
+    def __init__(self, length: int, target: Target, neighbours: Neighbours) -> None:
+        """length: L. neighbours: of the target's images, to copy to unscored positions."""
         device = target.device
-        self._run = target.run
-        self._neighbours = Neighbours(target.grid, target.slots, target.num_codes, seed_cells, device)
+        self._run, self._neighbours = target.run, neighbours
         self._offsets = torch.arange(length, device=device)
         self._codes = torch.zeros(target.slots, length, dtype=torch.int64, device=device)
         self._position = torch.ones(target.slots, dtype=torch.int64, device=device)  # first open position [B]
