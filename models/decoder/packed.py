@@ -107,27 +107,6 @@ class PackedLinear(nn.Module):
         return self.product(x)
 
 
-class NormedProduct:
-    """A Product whose result is normed before it joins the stream. The scale of the norm stays apart, because
-    no weight follows into which it could be folded."""
-
-    __slots__ = ("norm", "product", "scale")
-
-    def __init__(self, weight: Tensor, norm: nn.RMSNorm) -> None:
-        """Packs a copy of weight [out, D]."""
-        self.product = Product(weight)
-        self.norm, self.scale = split_norm(norm)
-
-    def plus(self, x: Tensor, stream: Tensor) -> Tensor:
-        """Returns stream [..., out] plus the norm of the product."""
-        return torch.addcmul(stream.float(), self.norm(self.product(x).float()), self.scale).to(stream.dtype)
-
-
-def joining(weight: Tensor, norm: nn.Module) -> Product | NormedProduct:
-    """Returns the product whose result joins the stream: normed if `norm` is an RMSNorm, else as it is."""
-    return NormedProduct(weight, norm) if isinstance(norm, nn.RMSNorm) else Product(weight)
-
-
 class RowNorm:
     """RMSNorm without its scale, which split_norm() folds into the next weight: x / sqrt(sum(x^2) + D eps),
     in three operations instead of seven. Also LayerNorm without its scale, where rows have a mean of 0."""
@@ -192,7 +171,7 @@ def as_complex(x: Tensor) -> Tensor:
 
 
 class PackedBlock(nn.Module):
-    """A Block in as few operations as a CPU needs."""
+    """A Block without norms behind attention and MLP, in as few operations as a CPU needs."""
 
     def __init__(self, block: Block) -> None:
         """Takes block apart, so that no more than one weight stands in memory twice while packing."""
@@ -203,13 +182,13 @@ class PackedBlock(nn.Module):
             self.attention_norm, attention_scale = split_norm(norm)
         self.mlp_norm, mlp_scale = split_norm(block.mlp_norm)
         self.heads = PackedHeads(block.attention, attention_scale)
-        self.out = joining(block.attention.out.weight, block.after_attention)
+        self.out = Product(block.attention.out.weight)
         del block.attention
         self.gelu = mlp.gelu
         gate, up = mlp.gate_up.weight.chunk(2)
         self.gate, self.up = (Product((part.detach() * mlp_scale).to(part.dtype)) for part in (gate, up))
         del mlp.gate_up, gate, up
-        self.down = joining(mlp.down.weight, block.after_mlp)
+        self.down = Product(mlp.down.weight)
 
     def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         return self.heads(x if self.attention_norm is None else self.attention_norm(x), rotation)
@@ -222,10 +201,11 @@ class PackedBlock(nn.Module):
 
 def pack(module: nn.Module) -> None:
     """Replaces a module's layers and linear maps by packed ones, in place, where that is faster; one by one,
-    so that no more than one stands in memory twice. The result can only decode and score: it has no gradients
-    and no state dict to save."""
+    so that no more than one stands in memory twice. Of a layer with norms behind attention and MLP only the
+    linear maps are packed. The result can only decode and score: it has no gradients and no state dict to
+    save."""
     for name, child in module.named_children():
-        if isinstance(child, Block):
+        if isinstance(child, Block) and isinstance(child.after_mlp, nn.Identity):
             if packable(child.mlp.down.weight):
                 setattr(module, name, PackedBlock(child))
         elif isinstance(child, nn.Linear):

@@ -208,7 +208,7 @@ class Block(nn.Module):
     def merge(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Returns the layer's output from its input x [..., D] and the result of attention, mixed [..., H *
         E]."""
-        x = x + self.after_attention(self.attention.out(mixed))
+        x = x + self.after_attention(self.attention.out(mixed.to(x.dtype)))  # a CPU attends in fp32
         return x + self.after_mlp(self.mlp(self.mlp_norm(x)))
 
 
