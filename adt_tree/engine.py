@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from threading import Lock
@@ -11,10 +10,10 @@ from typing import cast
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
-from adt_tree.errors import NoRoom, UserError
+from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.noise import Noise
-from adt_tree.policy import ROOT_ONLY, Policy, TreeShape
+from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.records import Decoded
 from adt_tree.roles import MethodOnModel, Model, Proposer, Request, Target
 from adt_tree.rows.decode import several_rows
@@ -64,19 +63,12 @@ class Engine:
         return finished(self.steps(requests))
 
 
-def build(
-    model: Model,
-    method: Method,
-    slots: int,
-    max_prompt: int,
-    make_room: Callable[[], bool] = lambda: False,
-) -> Engine:
+def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens.
 
     The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
-    proposer and the rule. make_room: called where memory is short, before trees are made smaller; returns
-    whether it freed any. UserError if the model's codebook is too small for the method's trees or
-    neighbours.
+    proposer and the rule. UserError if the model's codebook is too small for the method's trees or
+    neighbours, NoRoom if the largest tree does not fit its positions or the device's memory.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     schedule = Schedule.of(method.several_rows, model.grid) if method.several_rows else None
@@ -88,41 +80,14 @@ def build(
         )
     if method.tree is None or not method.drafting:
         return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
-    on_gpu = model.codebook.device.type != "cpu"
-    shapes = method.tree.shapes(model.grid, on_gpu)
-    if shapes[-1].width > model.num_codes:
+    largest = method.tree.largest
+    if largest.width > model.num_codes:
         raise UserError(
-            f"a tree {shapes[-1].width} nodes wide: the codebook has {model.num_codes} codes; give less "
+            f"a tree {largest.width} nodes wide: the codebook has {model.num_codes} codes; give less "
             "(--draft_top_k, --adt_width_max)"
         )
-    target = largest_target(model, sampling, shapes, slots, max_prompt, make_room)
-    setup = MethodOnModel(model, method, sampling, target, shapes[-1])
+    target = model.target(slots, sampling, largest.num_nodes, max_prompt)
+    setup = MethodOnModel(model, method, sampling, target, largest)
     proposer, rule = import_module(f"adt_tree.{method.spec.module}").make(setup)
-    policy = method.tree.policy(shapes, model.grid, slots, on_gpu)
+    policy = method.tree.policy(model.grid, slots, model.codebook.device.type != "cpu")
     return Engine(method, sampling, target, (proposer, policy, rule))
-
-
-def largest_target(
-    model: Model,
-    sampling: Sampling,
-    shapes: list[TreeShape],
-    slots: int,
-    max_prompt: int,
-    make_room: Callable[[], bool],
-) -> Target:
-    """Returns a target with room for all of `shapes`, smallest first.
-
-    Shapes that are too large for the model's positions or the device's memory are removed from the list, with
-    a line on stderr for each. NoRoom if none would be left.
-    """
-    while True:
-        try:
-            largest = shapes[-1]
-            entries = largest.depth * largest.width
-            return model.target(slots, sampling, largest.num_nodes, max_prompt, max_drafted=entries)
-        except NoRoom as error:
-            if make_room():
-                continue
-            if len(shapes) == 1:
-                raise
-            print(f"total_token auto: no trees of {shapes.pop().num_nodes} nodes: {error}", file=sys.stderr)

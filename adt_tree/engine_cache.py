@@ -96,13 +96,7 @@ class EngineCache:
         model: Any = self._model  # a dataclass
         if key.grid != model.grid:
             model = replace(model, grid=key.grid)
-        return build(model, key.method, key.slots, key.room, self._make_room)
-
-    def _make_room(self) -> bool:
-        """Drops all idle engines. Returns whether there were any."""
-        any_idle = bool(self._idle)
-        self.clear()
-        return any_idle
+        return build(model, key.method, key.slots, key.room)
 
     def _give_back(self, key: EngineKey, engine: Engine) -> None:
         with self._lock:

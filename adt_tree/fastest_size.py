@@ -41,9 +41,9 @@ class AutoTree:
         shapes = [self_drafted(nodes) for nodes in (GPU_SIZES if on_gpu else CPU_SIZES)]
         return [shape for shape in shapes if shape.depth <= grid.length - 3] or [self_drafted(1)]
 
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> FastestSize:
-        """Returns the policy that chooses among `shapes`."""
-        return FastestSize(shapes, grid.width, on_gpu)
+    def policy(self, grid: Grid, slots: int, on_gpu: bool) -> FastestSize:
+        """Returns the policy that chooses among shapes()."""
+        return FastestSize(self.shapes(grid, on_gpu), grid.width, on_gpu)
 
 
 class FastestSize:

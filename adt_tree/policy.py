@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -41,11 +41,7 @@ class TreeShape:
         """The shape itself. Adaptive trees have several shapes, of which this is the largest."""
         return self
 
-    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
-        """Returns the shape itself."""
-        return [self]
-
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> Fixed:
+    def policy(self, grid: Grid, slots: int, on_gpu: bool) -> Fixed:
         """Returns the policy that always asks for this shape."""
         return Fixed(self)
 
@@ -67,15 +63,11 @@ class Tree(Protocol):
 
     @property
     def largest(self) -> TreeShape:
-        """The largest shape that a tree can have."""
+        """The largest shape that a tree can have, for which a target needs room."""
 
-    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
-        """Returns the shapes for which a target needs room, smallest first. Those that do not fit may be left
-        out, as long as one remains. on_gpu: choose sizes that fill the numbers of rows of recorded passes."""
-
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> Policy:
-        """Returns the policy that shapes the trees of `slots` images. shapes: those of shapes() that
-        fit."""
+    def policy(self, grid: Grid, slots: int, on_gpu: bool) -> Policy:
+        """Returns the policy that shapes the trees of `slots` images. on_gpu: choose sizes that fill the
+        numbers of rows of recorded passes."""
 
 
 class Policy(Protocol):
@@ -149,11 +141,7 @@ class AdaptiveTree:
         """The greatest depth, width and budget that a tree can have."""
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
-    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
-        """Returns the largest shape."""
-        return [self.largest]
-
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> AdjacencyAdaptive:
+    def policy(self, grid: Grid, slots: int, on_gpu: bool) -> AdjacencyAdaptive:
         """Returns the policy of ADT-Tree with these constants."""
         return AdjacencyAdaptive(self, slots, grid)
 

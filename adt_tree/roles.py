@@ -202,12 +202,10 @@ class Model(Protocol):
     def num_codes(self) -> int:
         """The size V of the codebook."""
 
-    def target(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, max_drafted: int = 0
-    ) -> Target:
+    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Target:
         """Returns a target with room for `slots` images, trees of max_nodes nodes (the root included), and
-        prompts of max_prompt tokens. Raises UserError if the device has too little memory for it and for a
-        drafter that adds up to max_drafted entries a step to its cache."""
+        prompts of max_prompt tokens. Raises NoRoom if the model has too few positions for it, or the device
+        too little memory for it and a drafter."""
 
     def drafter(self, target: Any, max_depth: int, max_width: int) -> Drafter:
         """Returns the drafter network for that target, with room for trees of that depth and width."""

@@ -67,10 +67,6 @@ class StaticTree:
         width = 1 + max(path[-1] for path in self.paths)
         return TreeShape(max(map(len, self.paths)), width, len(self.paths))
 
-    def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
-        """Returns the shape of the trees."""
-        return [self.largest]
-
-    def policy(self, shapes: Sequence[TreeShape], grid: Grid, slots: int, on_gpu: bool) -> Fixed:
+    def policy(self, grid: Grid, slots: int, on_gpu: bool) -> Fixed:
         """Returns the policy that always asks for that shape."""
-        return Fixed(*shapes)
+        return Fixed(self.largest)

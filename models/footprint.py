@@ -57,7 +57,6 @@ class Dimensions:
     codec_parameters: int | None = None
     noise: bool = True  # images are sampled, so that the noise of those in flight is stored
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
-    drafted: int = 0  # entries of a step in the drafter's cache, where they are more than `nodes`
 
     @property
     def columns(self) -> int:
@@ -112,10 +111,11 @@ def parts(dims: Dimensions) -> dict[str, int]:
     fp32 whatever `element` says, and oneDNN compiles and stores some 0.6 MB for every product and number of
     rows.
     """
-    config, codes, drafter, vq = dims.decoder, dims.codes, dims.drafter, dims.vq
+    drafter, vq = dims.drafter, dims.vq
+    config = replace(dims.decoder, head_rows=dims.codes)  # loading cuts the head to the codes
     codec = dims.codec_parameters or (count(lambda: VQModel(vq)) if vq else 0)
     weights = {
-        "target": count(lambda: _decoder(config, codes)) * dims.element,
+        "target": count(lambda: Decoder(config)) * dims.element,
         "drafter": 0 if drafter is None else count(lambda: DrafterNet(drafter)) * dims.element,
         "codec": codec * FP32,
     }
@@ -125,7 +125,7 @@ def parts(dims: Dimensions) -> dict[str, int]:
 def weights_read(config: DecoderConfig, codes: int) -> int:
     """Returns the number of weights that a pass of the target reads: its layers and its head over the codes.
     Of the embedding it reads only a few rows."""
-    head = count(lambda: make_head(config)) if config.head_width else codes * config.hidden_size
+    head = count(lambda: make_head(replace(config, head_rows=codes)))
     return config.num_layers * count(lambda: Block(config)) + head
 
 
@@ -148,8 +148,7 @@ def decoding_parts(dims: Dimensions) -> dict[str, int]:
     codes, nodes = dims.codes, row_bucket(dims.nodes) if dims.graphs else dims.nodes
     recordings = MAX_RECORDINGS * RECORDING_BYTES if dims.graphs else 0
     return {
-        "cache": _cache(dims.decoder, dims, dims.nodes)
-        + (_cache(dims.drafter, dims, max(dims.nodes, dims.drafted)) if dims.drafter else 0),
+        "cache": _cache(dims.decoder, dims) + (_cache(dims.drafter, dims) if dims.drafter else 0),
         "noise": dims.images * dims.tokens * codes * FP32 if dims.noise else 0,
         "pass": PASS_TENSORS * dims.images * nodes * codes * FP32 + recordings,
         "pixels": _pixels(dims),
@@ -162,9 +161,9 @@ def decoding_peak(dims: Dimensions) -> int:
     return cache + noise + max(one_pass, pixels)
 
 
-def _cache(config: DecoderConfig, dims: Dimensions, step: int) -> int:
-    """Returns the bytes of the keys and values of a decoder or a drafter. step: entries of one step."""
-    entries = dims.images * dims.branches * (dims.prompt + dims.tokens + step)
+def _cache(config: DecoderConfig, dims: Dimensions) -> int:
+    """Returns the bytes of the keys and values of a decoder or a drafter."""
+    entries = dims.images * dims.branches * (dims.prompt + dims.tokens + dims.nodes)
     size = 2 * config.num_kv_heads * aligned(config.head_dim)
     return config.num_layers * entries * size * dims.element
 
@@ -183,14 +182,6 @@ def _pixels(dims: Dimensions) -> int:
 def count(make: Callable[[], nn.Module]) -> int:
     """Returns the number of parameters of the module that make() builds, without building it."""
     return sum(parameter.numel() for parameter in on_meta(make).parameters())
-
-
-def _decoder(config: DecoderConfig, num_codes: int) -> Decoder:
-    """Returns a decoder as a loaded model has it, whose head scores codes alone. Which rows they are does not
-    matter here."""
-    decoder = Decoder(config)
-    decoder.cut_head(0, num_codes)
-    return decoder
 
 
 def free_bytes(device: torch.device) -> int | None:

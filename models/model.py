@@ -130,12 +130,8 @@ class Model:
         self.prompts.release()
         return encoded
 
-    def target(
-        self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int, max_drafted: int = 0
-    ) -> ARTarget:
-        """Returns a target with room for `slots` images, trees of max_nodes nodes and prompts of max_prompt
-        tokens. Raises UserError if decoding with it, and with a drafter whose cache has room for max_drafted
-        entries a step, needs more memory than the device has free.
+    def target(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> ARTarget:
+        """See adt_tree.roles.Model. UserError for guidance or trees that this model does not allow.
 
         On a CPU this packs the decoder's layers and head in place (`packed`): from then on it can decode
         and score, but not be trained or saved. The same holds for drafter().
@@ -147,7 +143,7 @@ class Model:
                 "--attention flash: draft trees need a mask, which flash-attn lacks; use the AR baseline "
                 "(--method ar), or --attention sdpa"
             )
-        dims = replace(self.dimensions(slots, sampling, max_nodes, max_prompt), drafted=max_drafted)
+        dims = self.dimensions(slots, sampling, max_nodes, max_prompt)
         check_room(dims, self.device, self.precision)
         ids, rows = self.cell_ids, (slots, sampling.branches)
         run = None

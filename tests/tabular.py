@@ -112,9 +112,7 @@ class TabularModel:
     def embeddings(self) -> Tensor:
         return self.codebook
 
-    def target(
-        self, slots: int, sampling: Sampling, nodes: int, prompt: int, max_drafted: int = 0
-    ) -> TabularTarget:
+    def target(self, slots: int, sampling: Sampling, nodes: int, prompt: int) -> TabularTarget:
         return TabularTarget(self.logits[: sampling.branches], self.grid, slots)
 
     def drafter(self, target: TabularTarget, depth: int, width: int) -> TabularDrafter:

@@ -13,7 +13,7 @@ import torch
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
 from adt_tree.engine import build
-from adt_tree.fastest_size import AutoTree, FastestSize
+from adt_tree.fastest_size import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.policy import TreeShape
@@ -74,8 +74,7 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     method = Method(row, sampling, spec.default_tree(row, auto=name == AUTO))
     engine = build(replace(model, graphs=True), method, 1, dims.prompt)
     if name == AUTO:  # the sizes and the rule of a GPU
-        shapes = AutoTree().shapes(model.grid, on_gpu=True)
-        policy = FastestSize(shapes, model.grid.width, on_gpu=True)
+        policy = AutoTree().policy(model.grid, 1, on_gpu=True)
         engine = replace(engine, drafting=(engine.drafting[0], policy, engine.drafting[2]))
     run, advance = engine.target.run, BatchSlots.advance
     assert isinstance(run, GraphRunner)

@@ -11,7 +11,6 @@ import pytest
 
 from adt_tree import Method, Pipeline, Sampling, TreeShape, engine_cache
 from adt_tree.errors import NoRoom, UserError
-from adt_tree.fastest_size import AutoTree
 from adt_tree.grid import Grid
 from tests.tape import Machine
 
@@ -135,23 +134,6 @@ def test_idle_engines_make_room(fresh: Pipeline, builds: Builds) -> None:
     assert builds.count == 3
     with fresh.engines.lease(METHOD, 1, 8), pytest.raises(UserError, match="no room"):
         fresh("sun", "ar")
-
-
-def test_idle_engines_make_room_before_trees_shrink(
-    fresh: Pipeline, builds: Builds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With `auto`, trees for which there is no room are left out, but not because of idle engines."""
-    target = type(fresh.model).target
-
-    def tight(*given: Any, max_drafted: int = 0) -> Any:
-        if builds.targets:
-            raise NoRoom("no room")
-        return target(*given, max_drafted)
-
-    monkeypatch.setattr(type(fresh.model), "target", tight)
-    fresh("sun", "ar")
-    fresh("sun", fresh.method("self-draft", tree=AutoTree()))
-    assert builds.count == 2 and not capsys.readouterr().err
 
 
 def test_a_prompt_that_just_fits_is_not_refused(fresh: Pipeline, builds: Builds) -> None:

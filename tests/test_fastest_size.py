@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adt_tree.engine import build
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import CPU_SIZES, TIMED_STEPS, AutoTree, FastestSize
 from adt_tree.grid import Grid
@@ -127,24 +125,6 @@ def test_codes_do_not_depend_on_sizes(pipe: Pipeline) -> None:
     images = list(engine.decode(requests))
     assert codes_of(images) == codes_of(plain.decode(requests))
     assert len({step.budget for image in images for step in image.steps}) > 1
-
-
-def test_sizes_that_do_not_fit_are_left_out(pipe: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    """The decoder has positions for the prompt, the grid and a pass of 8 rows."""
-    requests, grid = pipe.requests(["red heart"], seed=5), Grid(8, 8)
-    decoder = pipe.model.decoder
-    limit = requests[0].prompt.length + grid.size + 8
-    config = replace(decoder.config, max_positions=limit)
-    small = Pipeline(replace(pipe.model, grid=grid))
-    before, decoder.config = decoder.config, config
-    try:
-        engine = build(small.model, small.method("self-draft"), 1, requests[0].prompt.length)
-    finally:
-        decoder.config = before
-    notices = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[1] for line in notices] == [f" no trees of {n} nodes" for n in (32, 20, 16)]
-    assert engine.drafting is not None
-    assert engine.drafting[1].shapes({0: 0})[0].budget == 3
 
 
 @pytest.mark.parametrize(
