@@ -23,7 +23,7 @@ from models.layouts.llamagen import original_config
 from models.layouts.llamagen_prompts import CaptionProjector, PaddedPrompt
 from models.llama_names import decoder_names, drafter_names, gather, original_names
 from models.model import Model
-from models.target import ARTarget
+from models.target import ARTarget, EmbeddedPrefix
 
 FOLDER = Path(__file__).parent / "goldens"
 FIRST_CODE = 4
@@ -89,6 +89,15 @@ def anole() -> Anole:
     )
 
 
+class AttendingPrompt(PaddedPrompt):
+    """A prompt whose rows of padding also attend to all others, as in the released code in fp32."""
+
+    def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
+        prefix = super().embed(branch, decoder)
+        prefix.mask[:, : prefix.padding, prefix.padding :] = True
+        return prefix
+
+
 @dataclass(frozen=True)
 class LlamaGen:
     """A recorded LlamaGen model."""
@@ -109,7 +118,8 @@ class LlamaGen:
         recorded, project = tensors("llamagen/t2i_expected"), self.conditioner
         nothing = project(project.uncond_embedding)
         rows = [project(recorded[f"t5_{length}"]) for length in ("long", "short")]
-        return [PaddedPrompt(text, nothing, padding_attends) for text in rows]
+        kind = AttendingPrompt if padding_attends else PaddedPrompt
+        return [kind(text, nothing) for text in rows]
 
     def drafter_net(self) -> DrafterNet:
         """Returns the recorded drafter."""

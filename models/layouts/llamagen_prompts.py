@@ -32,25 +32,15 @@ class PaddedPrompt:
 
     Both branches treat the first T - n rows as padding. The other rows never attend to padding. A row of
     padding attends to the padding up to itself, as in the released code in bf16. The published drafters run
-    in bf16 and read the features of these rows too. With `padding_attends`, a row of padding also attends to
-    all rows without padding, as in the released code in fp32. For example, with T = 4 and n = 2 the rows
-    (down) attend to the columns marked x, and with `padding_attends` also to those marked +:
-
-               pad 0  pad 1  row 0  row 1
-        pad 0    x             +      +
-        pad 1    x      x      +      +
-        row 0                  x
-        row 1                  x      x
+    in bf16 and read the features of these rows too.
     """
 
     conditional: Tensor  # [n, D], n <= T
     unconditional: Tensor  # [T, D]
-    padding_attends: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
-        """Number of rows, with padding."""
         return len(self.unconditional)
 
     def embed(self, branch: int, decoder: Decoder) -> EmbeddedPrefix:
@@ -59,14 +49,10 @@ class PaddedPrompt:
         order = torch.arange(self.length, device=rows.device)
         padded = order < padding
         seen = (order[:, None] >= order) & (padded[:, None] | ~padded)
-        if self.padding_attends:
-            seen |= padded[:, None] & ~padded
         return EmbeddedPrefix(rows[None], seen[None], padding)
 
     def tokens(self, branch: int) -> list[int]:
-        """See models.target.EncodedPrompt. These prompts have no token ids: the drafter embeds code 0 for
-        each row."""
-        return [0] * self.length
+        return [0] * self.length  # these prompts have no token ids: the drafter embeds code 0 for each row
 
 
 class T5Text:
@@ -172,7 +158,7 @@ def text_prompts(
     def encode(words: str) -> PaddedPrompt:
         features, warnings = text.encode(words)
         rows = project(features.to(weight.device, weight.dtype))
-        return PaddedPrompt(rows, unconditional, warnings=warnings)
+        return PaddedPrompt(rows, unconditional, warnings)
 
     return PromptEncoder(encode, 0, num_codes, release=(lambda: None) if keep_encoder else text.release)
 
