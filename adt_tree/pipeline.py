@@ -27,11 +27,10 @@ from adt_tree.relaxed.settings import Rows
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.checkpoint.files import expanded
-from models.family import LoadOptions
+from models.family import DEFAULTS, LoadOptions
 from models.loading import load, pick_graphs
 from models.model import Model
 
-OPTIONS = LoadOptions()
 Prompts = str | Iterable[str]  # a text or texts: a list, an array, a column of a table, a generator
 Seeds = int | Iterable[int]  # the first of consecutive seeds, or one seed for each prompt
 
@@ -105,7 +104,7 @@ class Pipeline:
         device: str | torch.device | None = None,
         precision: str | None = None,
         cuda_graphs: bool | None = None,
-        options: LoadOptions = OPTIONS,
+        options: LoadOptions = DEFAULTS,
     ) -> Pipeline:
         """Loads a model by its name, a folder or a hub id. CheckpointError if it cannot be loaded.
 
@@ -124,7 +123,7 @@ class Pipeline:
         return cls(load(model, options))
 
     @classmethod
-    def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = OPTIONS) -> Pipeline:
+    def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = DEFAULTS) -> Pipeline:
         """Takes over a Janus, Emu3, Chameleon or GLM-Image model that transformers has loaded.
 
         tokenizer: its processor or tokenizer. Weights are shared, except queries and keys, whose rows are

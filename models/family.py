@@ -71,6 +71,18 @@ class LoadOptions:
         store(self, {name: expanded(value) for name, value in given.items()} | {"device": str(self.device)})
 
 
+DEFAULTS = LoadOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A model that another program has loaded, in place of files."""
+
+    config: Fields
+    weights: Any  # a models.checkpoint.weights.Weights
+    tokenizer: Any  # a tokenizers.Tokenizer or a ChatTokenizer, as the layout reads; None: there is none
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The paths of one model's files on this disk, and the dtype, device and options to read them with."""
@@ -81,6 +93,22 @@ class Checkpoint:
     dtype: torch.dtype  # type of weights and activations; the codec stays fp32
     device: torch.device
     options: LoadOptions
+    loaded: InMemory | None = None  # read in place of the target's files
+
+    def read(self) -> tuple[Fields, Any]:
+        """Returns config.json and the weights, of which only the headers are read. CheckpointError for files
+        that are missing or damaged."""
+        from models.checkpoint.config import read_config
+        from models.checkpoint.weights import read_weights
+
+        if self.loaded is not None:
+            return self.loaded.config, self.loaded.weights
+        return read_config(self.folder), read_weights(self.folder)
+
+    @property
+    def only_ids(self) -> bool:
+        """True if prompts are token ids, because the model in memory came without a tokenizer."""
+        return self.loaded is not None and self.loaded.tokenizer is None
 
     def refuse_other_size(self, pixels: int) -> None:
         """Raises CheckpointError if the options ask for another size than the only one of the model."""

@@ -131,10 +131,13 @@ def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) ->
     return scattered
 
 
-def published(make: Callable[[], nn.Module], names: Names, config: DecoderConfig) -> StoredModule:
-    """Returns a decoder or a drafter as checkpoints store it under these names."""
-    to_published, to_ours = (partial(way, names=names, config=config) for way in (scatter, gather))
-    return StoredModule(make, to_published, to_ours)
+def published(
+    make: Callable[[], nn.Module], names: Names, config: DecoderConfig, to_ours: Callable[..., Any] = gather
+) -> StoredModule:
+    """Returns a decoder or a drafter as checkpoints store it under these names. to_ours: gather(), or what a
+    layout does around it."""
+    from_stored, to_stored = (partial(way, names=names, config=config) for way in (to_ours, scatter))
+    return StoredModule(make, to_stored, from_stored)
 
 
 def tied(names: Names, weights: Weights, fields: Mapping[str, Any]) -> Names:

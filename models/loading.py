@@ -19,11 +19,9 @@ from models.checkpoint.files import expanded
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
 from models.decoder.packed import row_invariant
-from models.family import ALIGNMENTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
+from models.family import ALIGNMENTS, DEFAULTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
 from models.model import DTYPES, Model
 from models.registry import SPECS
-
-DEFAULTS = LoadOptions()
 
 
 def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Model:

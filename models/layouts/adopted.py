@@ -20,14 +20,13 @@ from adt_tree.errors import CheckpointError
 from models.checkpoint.config import refuse_quantised
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
-from models.family import Checkpoint, LoadOptions
+from models.family import DEFAULTS, Checkpoint, InMemory, LoadOptions
 from models.image_tokens import ImageTokens
-from models.layouts import chameleon, emu3, glm_image, janus
+from models.layouts import emu3, glm_image
 from models.layouts.chat import ChatTokenizer
 from models.model import DTYPES, Model
 from models.registry import spec_of
 
-DEFAULTS = LoadOptions()
 READ = {"target_size", "drafter_path", "tokenizer_base_path", "need_drafter", "cuda_graphs"}  # of LoadOptions
 ADOPTION = RLock()  # held while a model is taken over, which moves its parameters
 # model_type -> model family
@@ -75,21 +74,24 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
             raise CheckpointError(f"{name} {value}: {title} is loaded already; leave the option out")
     folder = Path(model.config._name_or_path or title)
     drafter = locate(options.drafter_path) if options.drafter_path else None
-    checkpoint = Checkpoint(spec, folder, drafter, DTYPES[precision], device, options)
-    config, state = model.config.to_dict(), weights_in_memory(model, folder)
-    if tokenizer is None:
-        return WITH_IMAGE_TOKENS[kind].assemble(checkpoint, config, state, None)
-    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
+    state = weights_in_memory(model, folder)
+    if kind == "chameleon" and folder.is_dir():  # its files may include pixels, which transformers leaves out
+        state = state.beside(read_weights(folder))
+    loaded = InMemory(model.config.to_dict(), state, _tokenizer(kind, tokenizer, model))
+    return spec.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
+
+
+def _tokenizer(kind: str, tokenizer: Any | None, model: Any) -> Any:
+    """Returns a tokenizer or the one in a processor in the form that the layout of a model reads."""
+    if tokenizer is None and kind in WITH_IMAGE_TOKENS:
+        return None
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if kind == "chameleon":
-        if folder.is_dir():  # its files may include a pixel decoder, which transformers leaves out
-            state = state.beside(read_weights(folder))
-        return chameleon.assemble(checkpoint, config, state, text_tokenizer.backend_tokenizer)
+        return text_tokenizer.backend_tokenizer
     if text_tokenizer.chat_template is None:
         text_tokenizer = copy(text_tokenizer)  # the caller's stays as it is
         text_tokenizer.chat_template = getattr(tokenizer, "chat_template", None)
-    chat = ChatTokenizer(text_tokenizer, "the tokenizer", model.generation_config.to_dict())
-    assemble = {"janus": janus.assemble, "emu3": emu3.assemble, "glm_image": glm_image.assemble}[kind]
-    return assemble(checkpoint, config, state, lambda: chat)
+    return ChatTokenizer(text_tokenizer, "the tokenizer", model.generation_config.to_dict())
 
 
 def _placed(model: Any, title: str) -> tuple[torch.device, str]:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import check_integer, control_tokens, read_config, read_tokenizer, section
+from models.checkpoint.config import check_integer, control_tokens, read_tokenizer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
 from models.checkpoint.weights import Weights, read_weights
@@ -84,12 +84,6 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 CHAMELEON = DrafterLayout(decoder_config)
 
 
-def load(checkpoint: Checkpoint) -> Model:
-    """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
-    config, state = read_config(checkpoint.folder), read_weights(checkpoint.folder)
-    return assemble(checkpoint, config, state, read_tokenizer(*search_folders(checkpoint)))
-
-
 def search_folders(checkpoint: Checkpoint) -> tuple[Path, ...]:
     """Returns the folders to search for text_tokenizer.json, vqgan.ckpt and vqgan.yaml: those below
     --tokenizer_base_path if the option is set, otherwise the target's and those of the published layout, or
@@ -102,12 +96,11 @@ def search_folders(checkpoint: Checkpoint) -> tuple[Path, ...]:
     return target, target.parent / inner, home / inner, home / inner.parent
 
 
-def assemble(
-    checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights, tokenizer: Tokenizer
-) -> Model:
-    """Puts the model together from its configuration, weights and tokenizer. CheckpointError names what is
-    missing or does not fit."""
+def load(checkpoint: Checkpoint) -> Model:
+    """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder, lumina = checkpoint.folder, checkpoint.spec.name == "lumina_mgpt"
+    (config, state), loaded = checkpoint.read(), checkpoint.loaded
+    tokenizer = loaded.tokenizer if loaded else read_tokenizer(*search_folders(checkpoint))
     with reading(folder / "config.json"):
         layout, shape = TokenLayout.read(config), decoder_config(config)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)

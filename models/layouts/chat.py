@@ -10,6 +10,7 @@ from typing import Any
 from adt_tree.errors import CheckpointError, reason
 from models.checkpoint.config import control_tokens, read_config
 from models.checkpoint.files import reading
+from models.family import Checkpoint
 
 
 class ChatTokenizer:
@@ -21,12 +22,18 @@ class ChatTokenizer:
         self.tokenizer, self.source, self.generation = tokenizer, source, generation
 
     @classmethod
-    def read(cls, folder: Path, model: Path | None = None) -> ChatTokenizer:
-        """Returns the tokenizer of a folder. Code in the folder is never run. model: the folder that may hold
-        generation_config.json, if it is another one. CheckpointError names a file that is missing or
-        damaged."""
+    def of(cls, checkpoint: Checkpoint, folder: Path | None = None) -> ChatTokenizer:
+        """Returns the tokenizer of a checkpoint. Code in its folder is never run. folder: of the tokenizer,
+        if it is another one than the target's. CheckpointError names a file that is missing or damaged.
+
+        transformers reads config.json too, and its errors are less clear than those of the layouts, which
+        therefore call this once they have checked that file.
+        """
+        if checkpoint.loaded is not None:
+            return checkpoint.loaded.tokenizer
         from transformers import AutoTokenizer
 
+        folder, model = folder or checkpoint.folder, checkpoint.folder
         if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
             raise CheckpointError(f"{folder} holds no tokenizer.json: fetch the checkpoint's text files too")
         load: Any = AutoTokenizer.from_pretrained
@@ -34,7 +41,7 @@ class ChatTokenizer:
             tokenizer = load(folder, local_files_only=True, trust_remote_code=False)
         if tokenizer.chat_template is None and (folder / "chat_template.json").is_file():
             tokenizer.chat_template = read_config(folder, "chat_template.json").get("chat_template")
-        name, model = "generation_config.json", model or folder
+        name = "generation_config.json"
         generation = read_config(model, name) if (model / name).is_file() else {}
         return cls(tokenizer, str(folder), generation)
 

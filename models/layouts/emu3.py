@@ -8,7 +8,7 @@ negative prompt of the model card as its text. transformers' Emu3VQVAE turns cod
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
-from models.checkpoint.config import check_integer, read_config, section
+from models.checkpoint.config import check_integer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
-from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import CodecConfig, VQModel
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
@@ -174,22 +173,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: G
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
-    config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
-
-
-def assemble(
-    checkpoint: Checkpoint,
-    config: Mapping[str, Any],
-    state: Weights,
-    tokenizer: Callable[[], ChatTokenizer] | None,
-) -> Model:
-    """Puts Emu3 together from its configuration, weights and tokenizer, for images of target_size and ratio.
-
-    tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    are less clear. None: prompts are token ids. CheckpointError names what is missing or does not fit.
-    """
-    folder = checkpoint.folder
+    config, state = checkpoint.read()
     with reading(folder / "config.json"):
         (codes, row_end), shape = read_tokens(config), decoder_config(config)
         stored_codec = StoredModule(partial(vqvae, section(config, "vq_config")))
@@ -202,6 +186,6 @@ def assemble(
     codec = Codec(stored_codec.load(pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
     prompts = token_prompts(codes, row_end)
-    if tokenizer is not None:
-        prompts = prompt_encoder(tokenizer(), codes, row_end, grid)
+    if not checkpoint.only_ids:
+        prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes, row_end, grid)
     return load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, cast(VQModel, codec))

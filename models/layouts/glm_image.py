@@ -12,7 +12,7 @@ tokenizer in processor/ beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
-from models.checkpoint.config import check_integer, integer, integers, positive, read_config, section
+from models.checkpoint.config import check_integer, integer, integers, positive, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
-from models.checkpoint.weights import Weights, read_weights
+from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
@@ -174,26 +174,8 @@ def with_generation(spec: ModelFamily, fields: Mapping[str, Any], source: str) -
 
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
-    folder = checkpoint.folder
-    config, state = read_config(folder), read_weights(folder)
-    model = assemble(checkpoint, config, state, lambda: ChatTokenizer.read(processor_folder(folder), folder))
-    diffusion = DiffusionDecoder(folder.parent, checkpoint.device, checkpoint.dtype)
-    return replace(model, diffusion=diffusion)
-
-
-def assemble(
-    checkpoint: Checkpoint,
-    config: Mapping[str, Any],
-    state: Weights,
-    tokenizer: Callable[[], ChatTokenizer] | None,
-) -> Model:
-    """Puts GLM-Image's autoregressive stage together from its configuration, weights and tokenizer, for
-    images of --height and --width.
-
-    tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    are less clear. None: prompts are token ids. CheckpointError names what is missing or does not fit.
-    """
     folder, options = checkpoint.folder, checkpoint.options
+    config, state = checkpoint.read()
     with reading(folder / "config.json"):
         shape = decoder_config(config)
         width = integer(section(config, "vq_config"), "embed_dim")
@@ -205,14 +187,18 @@ def assemble(
     shapes = decoder.shapes
     require(folder, state, shapes | {CODEBOOK: (shape.num_codes, width)})
     prompts = token_prompts(range(shape.num_codes), guided=False)
-    if tokenizer is not None:
-        chat = tokenizer()
+    if not checkpoint.only_ids:
+        chat = ChatTokenizer.of(checkpoint, processor_folder(folder))
         spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
         checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
     prompts = replace(prompts, images=image_tokens(config))
     read = state.renamed({name: name for name in shapes})
     model = load_networks(checkpoint, shape, read, decoder, LLAMA, grid, prompts, codec=None)
-    return replace(model, latents=code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint))
+    vectors = code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint)
+    diffusion = None
+    if checkpoint.loaded is None:  # the diffusion model lies beside the files
+        diffusion = DiffusionDecoder(folder.parent, checkpoint.device, checkpoint.dtype)
+    return replace(model, latents=vectors, diffusion=diffusion)
 
 
 def code_vectors(state: Weights, checkpoint: Checkpoint) -> Tensor:

@@ -9,9 +9,8 @@ codes up l2-normalised. Its pixels are truncated to 8 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ from torch.nn import functional as F
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import integer, integers, read_config, section
+from models.checkpoint.config import integer, integers, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, on_meta, require
-from models.checkpoint.weights import Weights, read_weights
+from models.checkpoint.weights import Weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
 from models.decoder.config import DecoderConfig, read_shape
@@ -31,7 +30,7 @@ from models.decoder.transformer import Decoder, make_head
 from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import Names, gather, layer_names, scatter
+from models.llama_names import Names, gather, layer_names, published
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -117,12 +116,11 @@ def janus_layers(config: DecoderConfig) -> Names:
     return head | layer_names(config, TEXT)
 
 
-def from_janus(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
+def from_janus(state: Weights, names: Names, config: DecoderConfig) -> dict[str, Tensor]:
     """Returns a Decoder's state dict from the tensors of a checkpoint. KeyError names a missing tensor."""
     text = state[EMBED]
     table = torch.cat((text, code_table(state).to(text.dtype)))
-    if isinstance(state, Weights):
-        state.share({EMBED: table[: len(text)]})
+    state.share({EMBED: table[: len(text)]})
     return {"embed.weight": table} | gather(state, names, config)
 
 
@@ -174,37 +172,17 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
-    config, state = read_config(folder), read_weights(folder)
-    return assemble(checkpoint, config, state, lambda: ChatTokenizer.read(folder))
-
-
-def assemble(
-    checkpoint: Checkpoint,
-    config: Mapping[str, Any],
-    state: Weights,
-    tokenizer: Callable[[], ChatTokenizer],
-) -> Model:
-    """Puts Janus-Pro together from its configuration, weights and tokenizer.
-
-    tokenizer() is called once config.json has been checked: transformers reads that file too, and its errors
-    are less clear. CheckpointError names what is missing or does not fit.
-    """
-    folder = checkpoint.folder
+    config, state = checkpoint.read()
     with reading(folder / "config.json"):
         shape, vq = decoder_config(config), vq_config(config)
         tables = table_shapes(config, shape)
     checkpoint.refuse_other_size(vq.resolution)
-    names = janus_layers(shape)
-    decoder = StoredModule(
-        lambda: Decoder(shape),
-        partial(scatter, names=names, config=shape),
-        partial(from_janus, names=names, config=shape),
-    )
+    decoder = published(lambda: Decoder(shape), janus_layers(shape), shape, from_janus)
     pixels = StoredModule.renamed(
         lambda: VQModel(vq), {ours: VQ + name for ours, name in janus_names(vq).items()}
     )
     require(folder, state, tables | decoder.shapes | pixels.shapes)
-    prompts = prompt_encoder(tokenizer(), shape)
+    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape)
     codec = pixels.load(state.placed(checkpoint.device, torch.float32), folder)
     side = vq.attn_resolutions[0]
     return load_networks(checkpoint, shape, state, decoder, LLAMA, Grid(side, side), prompts, codec)

@@ -12,23 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import StoredModule, require
-from models.checkpoint.weights import Weights, read_weights
+from models.checkpoint.stored_module import require
+from models.checkpoint.weights import Weights
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
 from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chameleon import read_codec, square_of
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import Names, decoder_names, gather, scatter, tied
+from models.llama_names import Names, decoder_names, gather, published, tied
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -81,19 +79,14 @@ def prompt_encoder(tokenizer: ChatTokenizer, first_code: int, num_codes: int) ->
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     folder = checkpoint.folder
-    config = read_config(folder)
+    config, state = checkpoint.read()
     with reading(folder / "config.json"):
         shape = decoder_config(config)
-    state = read_weights(folder)
-    names = tied(decoder_names(shape), state, FIELDS | config)
-    decoder = StoredModule(
-        lambda: Decoder(shape),
-        partial(scatter, names=names, config=shape),
-        partial(from_gemma, names=names, config=shape),
-    )
+    names = tied(decoder_names(shape), state, FIELDS | dict(config))
+    decoder = published(lambda: Decoder(shape), names, shape, from_gemma)
     require(folder, state, decoder.shapes)
     codec = read_codec(checkpoint, config, state)
     num_codes = codec.config.num_embeddings
-    prompts = prompt_encoder(ChatTokenizer.read(folder), shape.vocab_size - num_codes, num_codes)
+    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape.vocab_size - num_codes, num_codes)
     grid = square_of(checkpoint, codec)
     return load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, codec)

@@ -14,10 +14,8 @@ from typing import Any, cast
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
-from models.checkpoint.weights import read_weights
 from models.codecs.cosmos import LEVELS, CosmosDecoder, code_vectors
 from models.codecs.vq import VQModel
 from models.decoder.config import DecoderConfig, read_shape
@@ -76,13 +74,13 @@ def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint, with a decoder of pixels only where TorchScript is trusted.
     CheckpointError names what is missing or does not fit."""
     folder, options = checkpoint.folder, checkpoint.options
-    config = read_config(folder)
+    config, state = checkpoint.read()
     with reading(folder / "config.json"):
         shape = decoder_config(config)
-    grid, state = grid_of(checkpoint.size), read_weights(folder)
+    grid = grid_of(checkpoint.size)
     decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
     require(folder, state, decoder.shapes)
-    prompts = prompt_encoder(ChatTokenizer.read(folder), shape.vocab_size - NUM_CODES)
+    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape.vocab_size - NUM_CODES)
     codec = None
     if options.trust_torchscript:
         path = checkpoint.part("decoder of pixels", PIXELS, options.vq_path, "--vq_path")
