@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import reading
-from models.codecs.vq import CodecConfig
+from models.codecs.vq import VQConfig
 
 LEVELS = (8, 8, 8, 5, 5, 5)
 REMEDY = "give decoder.jit of Cosmos-1.0-Tokenizer-DV8x16x16"
@@ -45,9 +45,8 @@ class CosmosDecoder(nn.Module):
         self.path = path
         self.codebook = code_vectors(device)
         # Its layers work on a quarter of the pixels' side and below.
-        self.config = CodecConfig(
+        self.config = VQConfig(
             num_embeddings=math.prod(LEVELS),
-            patch_size=16,
             base_channels=128,
             channel_multiplier=(0, 0, 2, 4, 4),
             rounds=True,

@@ -25,7 +25,8 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class VQConfig:
-    """Shape of a VQGAN, with the field names of vq_config in transformers."""
+    """Shape of a VQGAN, with the field names of vq_config in transformers. Another codec states here how many
+    codes it has, how large its cells and feature maps are, and how pixels become bytes."""
 
     base_channels: int = 128
     channel_multiplier: tuple[int, ...] = (1, 1, 2, 2, 4)
@@ -91,18 +92,6 @@ class VQConfig:
         }  # fmt: skip
         fields = {name: ddconfig[key] for name, key in yaml_names.items()}
         return cls.from_hf({**fields, "embed_dim": params["embed_dim"], "num_embeddings": params["n_embed"]})
-
-
-@dataclass(frozen=True, slots=True)
-class CodecConfig:
-    """The fields of VQConfig that code outside a codec reads, for codecs that are no VQModel."""
-
-    num_embeddings: int
-    patch_size: int  # pixels along the side of a cell
-    base_channels: int
-    channel_multiplier: tuple[int, ...]
-    frames: int = 1  # frames that decoding makes of one image
-    rounds: bool = False  # False: pixels are truncated to 8 bits
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -20,7 +20,7 @@ from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
-from models.codecs.vq import CodecConfig, VQModel
+from models.codecs.vq import VQConfig, VQModel
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
 from models.drafter import LLAMA
@@ -57,9 +57,8 @@ class Codec(nn.Module):
         super().__init__()
         self.vqmodel = vqmodel
         fields = vqmodel.config
-        self.config = CodecConfig(
+        self.config = VQConfig(
             num_embeddings=fields.codebook_size,
-            patch_size=vqmodel.spatial_scale_factor,
             base_channels=fields.base_channels,
             channel_multiplier=tuple(fields.channel_multiplier),
             frames=fields.temporal_downsample_factor,
