@@ -46,15 +46,17 @@ class EngineCache:
 
     @contextmanager
     def lease(self, method: Method, slots: int, prompt: int, grid: Grid | None = None) -> Iterator[Engine]:
-        """Gives the caller an engine for its use alone until the block ends. The arguments are those of
-        take(). After an exception the engine is dropped, except when a generator is closed. UserError for a
-        method that decodes several rows at once, because callers show images as they grow in raster order."""
+        """Gives the caller an engine for its use alone until the block ends, as take() does for good.
+
+        After an exception the engine is dropped, except when a generator is closed. UserError for a method
+        that decodes several rows at once, because callers show images as they grow in raster order.
+        """
         if method.several_rows:
             raise UserError(
                 f"method {method.label}: it decodes several rows at once, which only the commands bench and "
                 "generate_images do; choose another method"
             )
-        key, engine = self._take(method, slots, prompt, grid)
+        key, engine = self.take(method, slots, prompt, grid)
         try:
             yield engine
         except GeneratorExit:
@@ -62,21 +64,20 @@ class EngineCache:
             raise
         self._give_back(key, engine)
 
-    def take(self, method: Method, slots: int, prompt: int, grid: Grid | None = None) -> Engine:
-        """Returns an engine that belongs to the caller from now on, idle or new.
-
-        slots: images in flight. prompt: tokens of the longest prompt. grid: of the codes; None: the model's.
-        UserError if the model refuses the method, or if memory is too small even without idle engines.
-        """
-        return self._take(method, slots, prompt, grid)[1]
-
     def clear(self) -> None:
         """Drops all idle engines and frees their memory."""
         with self._lock:
             self._idle.clear()
         free_memory(self._model.codebook.device)
 
-    def _take(self, method: Method, slots: int, prompt: int, grid: Grid | None) -> tuple[EngineKey, Engine]:
+    def take(
+        self, method: Method, slots: int, prompt: int, grid: Grid | None = None
+    ) -> tuple[EngineKey, Engine]:
+        """Returns an engine that belongs to the caller from now on, idle or new, and its key.
+
+        slots: images in flight. prompt: tokens of the longest prompt. grid: of the codes; None: the model's.
+        UserError if the model refuses the method, or if memory is too small even without idle engines.
+        """
         rounded = EngineKey(method, slots, -(-prompt // PROMPT_STEP) * PROMPT_STEP, grid or self._model.grid)
         exact = replace(rounded, room=prompt)
         with self._lock:

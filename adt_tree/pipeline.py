@@ -279,7 +279,7 @@ class Pipeline:
 
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
         """Returns an engine for the caller alone, with room for these requests, batch_size in flight."""
-        return self.engines.take(method, *size_of(requests, batch_size))
+        return self.engines.take(method, *size_of(requests, batch_size))[1]
 
     def image(self, codes: list[int]) -> Image.Image:
         """Returns the RGB picture of codes in raster order. UserError for codes that are no image's."""

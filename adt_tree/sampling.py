@@ -111,8 +111,6 @@ def keep_top_k(logits: Tensor, top_k: int, spared: Tensor | None = None) -> Tens
 def keep_top_p(logits: Tensor, top_p: float | Tensor) -> Tensor:
     """Keeps the smallest set of most probable codes whose mass reaches top_p, and sets the other logits to
     -inf. The most probable code always stays."""
-    if isinstance(top_p, float) and top_p >= 1:
-        return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)
     before = probability.cumsum(dim=-1) - probability

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from adt_tree.decode import autoregressive, finished
-from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
@@ -24,11 +23,10 @@ def acceptance_rates(model: Model) -> dict[str, float]:
 
     p is the target's distribution under the family's published guidance and q the drafter's, at temperature 1
     without filters. The sum is the rate at which rejection sampling accepts one draft (arXiv:2211.17192). The
-    image is that of the AR baseline at seed 0. Raises CheckpointError for a model without a drafter.
+    image is that of the AR baseline at seed 0. The model must have a drafter.
     """
     net, sampling = model.drafter_net, Sampling(1.0, 0, 1.0, model.spec.guidance)
-    if net is None:
-        raise CheckpointError(f"model {model.name} was loaded without a drafter: pass --drafter_path")
+    assert net is not None, "check_ckpts loads a drafter"
     # The image has one row, so it has no row ends.
     cells = min(CELLS, model.grid.rasters[0].width - 1)
     prompt = model.encode("0" if model.prompts.num_classes else PROMPT)

@@ -181,12 +181,9 @@ class Model:
         )
 
     def drafter(self, target: ARTarget, max_depth: int, max_width: int) -> Drafter:
-        """Returns the drafter beside a target of this model, with room for trees of that depth and width.
-
-        Raises CheckpointError if the model was loaded without a drafter.
-        """
-        if self.drafter_net is None:
-            raise CheckpointError(f"model {self.name} was loaded without a drafter: pass --drafter_path")
+        """Returns the drafter beside a target of this model, which has a drafter network, with room for trees
+        of that depth and width."""
+        assert self.drafter_net is not None, "Pipeline.method refuses such methods"
         pack(self.drafter_net)
         return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.alignment)
 

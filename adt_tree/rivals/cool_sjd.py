@@ -11,10 +11,9 @@ from adt_tree.rivals.cool_sd import annealed
 from adt_tree.rivals.jacobi_window import JacobiWindow, window_and_rule
 from adt_tree.rivals.sjd import resample
 from adt_tree.roles import MethodOnModel
-from adt_tree.static_trees import chain
 from adt_tree.verify import Rule
 
 
 def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of cool-sjd and its rule."""
-    return window_and_rule(setup, chain(setup.shape.depth), resample, annealed(setup).judge)
+    return window_and_rule(setup, resample, annealed(setup).judge)

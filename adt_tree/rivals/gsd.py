@@ -18,7 +18,6 @@ from adt_tree.method import Groups
 from adt_tree.rivals.jacobi_window import JacobiWindow, Judge, decided, window_and_rule
 from adt_tree.rivals.sjd import resample
 from adt_tree.roles import MethodOnModel
-from adt_tree.static_trees import chain
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rejection, Rule
 
@@ -29,8 +28,7 @@ def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of gsd and its rule."""
     groups, exact = setup.method.relaxed_rule, Rejection(setup.target.num_codes, static=True)
     assert isinstance(groups, Groups)
-    judge = GroupJudge(groups, setup.model.embeddings, exact.judge)
-    return window_and_rule(setup, chain(setup.shape.depth), resample, judge)
+    return window_and_rule(setup, resample, GroupJudge(groups, setup.model.embeddings, exact.judge))
 
 
 def median_distance(embeddings: Tensor) -> float:

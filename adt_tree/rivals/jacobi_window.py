@@ -25,9 +25,9 @@ from torch import Tensor
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
+from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix
 from adt_tree.sampling import PassSampling
-from adt_tree.static_trees import Paths
+from adt_tree.static_trees import Paths, chain
 from adt_tree.tree import BatchShapes, DraftTree, Topology, rows_at
 from adt_tree.verify import Rejection, Rule, Verdict, verdict_from_hits
 
@@ -54,16 +54,16 @@ Judge = Callable[[DraftTree, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def window_and_rule(
-    setup: MethodOnModel, paths: Paths, tail: Tail, judge: Judge | None = None
+    setup: MethodOnModel, tail: Tail, judge: Judge | None = None, paths: Paths | None = None
 ) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of a method and its rule, which are one object, except under a control.
 
-    paths: the candidates of the window. judge: None for recursive rejection, which is lossless.
+    judge: None for recursive rejection, which is lossless. paths: the candidates of the window; None: one for
+    each position.
     """
-    method, target = setup.method, setup.target
-    judge = judge or Rejection(target.num_codes, static=True).judge
-    window = JacobiWindow(Topology(paths), tail, judge, target, method.greedy, Neighbours.of(setup))
-    return window, window if method.control is None else setup.rule()
+    judge = judge or Rejection(setup.target.num_codes, static=True).judge
+    window = JacobiWindow(setup, Topology(paths or chain(setup.shape.depth)), tail, judge)
+    return window, window if setup.method.control is None else setup.rule()
 
 
 def decided(judge: Judge, tree: DraftTree, p: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,13 +92,10 @@ class JacobiWindow:
     deepest level, stays zero.
     """
 
-    def __init__(
-        self, tree: Topology, tail: Tail, judge: Judge, target: Target, greedy: bool, neighbours: Neighbours
-    ) -> None:
-        """tree: the candidates of the window. neighbours: of the target's images, to copy to unscored
-        positions."""
-        device, num_codes = target.device, target.num_codes
-        self._run, self._neighbours = target.run, neighbours
+    def __init__(self, setup: MethodOnModel, tree: Topology, tail: Tail, judge: Judge) -> None:
+        """tree: the candidates of the window."""
+        target, greedy, self._neighbours = setup.target, setup.method.greedy, Neighbours.of(setup)
+        device, num_codes, self._run = target.device, target.num_codes, target.run
         self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
         self._tree, self._tail, self.judge, self._greedy = tree, tail, judge, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)

@@ -6,13 +6,12 @@ from torch import Tensor
 
 from adt_tree.rivals.jacobi_window import JacobiWindow, Judged, sample, window_and_rule
 from adt_tree.roles import MethodOnModel
-from adt_tree.static_trees import chain
 from adt_tree.verify import Rule
 
 
 def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of sjd and its rule."""
-    return window_and_rule(setup, chain(setup.shape.depth), resample)
+    return window_and_rule(setup, resample)
 
 
 def resample(judged: Judged) -> Tensor:

@@ -14,7 +14,7 @@ from adt_tree.verify import Rule
 
 def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of sjd-pac and its rule."""
-    return window_and_rule(setup, product_tree(setup.shape), couple)
+    return window_and_rule(setup, couple, paths=product_tree(setup.shape))
 
 
 def product_tree(shape: TreeShape) -> Paths:

@@ -27,7 +27,6 @@ from adt_tree.method import Runs
 from adt_tree.rivals.jacobi_window import JacobiWindow, Judge, decided, window_and_rule
 from adt_tree.rivals.sjd import resample
 from adt_tree.roles import MethodOnModel
-from adt_tree.static_trees import chain
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rejection, Rule
 
@@ -36,7 +35,7 @@ def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of sjd-sv and its rule."""
     runs, exact = setup.method.relaxed_rule, Rejection(setup.target.num_codes, static=True)
     assert isinstance(runs, Runs)
-    return window_and_rule(setup, chain(setup.shape.depth), resample, RunJudge(runs, exact.judge))
+    return window_and_rule(setup, resample, RunJudge(runs, exact.judge))
 
 
 class RunJudge:
