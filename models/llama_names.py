@@ -148,24 +148,15 @@ def tied(names: Names, weights: Weights, fields: Mapping[str, Any]) -> Names:
     return names | {"head.weight": names["embed.weight"]} if head not in weights and any(ties) else names
 
 
-def to_interleaved(rows: Tensor, config: DecoderConfig) -> Tensor:
-    """Reorders rows [heads * E, ...] from half split to interleaved. For example, the rows 0 1 2 3 4 5 of a
-    head, whose pairs are (0, 3), (1, 4) and (2, 5), become 0 3 1 4 2 5. Rows that rotary positions do not
-    turn stay where they are."""
-    return _reordered(rows, config, (2, config.rotary_size // 2))
-
-
-def to_half_split(rows: Tensor, config: DecoderConfig) -> Tensor:
-    """Reorders rows [heads * E, ...] from interleaved to half split: the inverse of to_interleaved()."""
-    return _reordered(rows, config, (config.rotary_size // 2, 2))
-
-
-def _reordered(rows: Tensor, config: DecoderConfig, sizes: tuple[int, int]) -> Tensor:
-    """Returns the rows, the first rotary_size of each head seen as a matrix of these sizes and transposed."""
+def _reordered(name: str, tensor: Tensor, config: DecoderConfig, sizes: tuple[int, int]) -> Tensor:
+    """Returns queries or keys [heads * E, D], or their norms [heads, E], with the first rotary_size rows of
+    each head seen as a matrix of these sizes and transposed. For example, the rows 0 1 2 3 4 5 of a head as a
+    matrix of 2 x 3 become 0 3 1 4 2 5. Rows that rotary positions do not turn stay where they are."""
+    rows = tensor.flatten() if "_norm." in name else tensor
     heads = rows.unflatten(0, (-1, config.head_dim))
     turned, rest = heads.split((config.rotary_size, config.head_dim - config.rotary_size), dim=1)
     turned = turned.unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
-    return (torch.cat((turned, rest), dim=1) if rest.shape[1] else turned).flatten(0, 1)
+    return (torch.cat((turned, rest), dim=1) if rest.shape[1] else turned).view(tensor.shape)
 
 
 def _is_half_split(name: str, config: DecoderConfig) -> bool:
@@ -196,16 +187,11 @@ def _from_published(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
         return tensor
     if "_norm." in name:
         tensor = tensor.repeat_interleave(_num_heads(name, config) // len(tensor), dim=0)
-    return to_interleaved(_rows(name, tensor), config).view(tensor.shape)
+    return _reordered(name, tensor, config, (2, config.rotary_size // 2))
 
 
 def _to_published(name: str, tensor: Tensor, config: DecoderConfig) -> Tensor:
     """Returns one part of a stack in the order of the checkpoint."""
     if not _is_half_split(name, config):
         return tensor
-    return to_half_split(_rows(name, tensor), config).view(tensor.shape)
-
-
-def _rows(name: str, tensor: Tensor) -> Tensor:
-    """Returns queries or keys [heads * E, D] as they are, and their norms [heads, E] as [heads * E]."""
-    return tensor.flatten() if "_norm." in name else tensor
+    return _reordered(name, tensor, config, (config.rotary_size // 2, 2))

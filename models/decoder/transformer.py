@@ -65,25 +65,6 @@ def _rotations(count: int, size: int, theta: float, device: torch.device | str) 
     return torch.stack((cos, sin, -sin, cos), dim=-1).unflatten(-1, (2, 2))
 
 
-class ByAxis:
-    """Looks rotations up by positions on three axes. Every pair of a head belongs to one of the axes."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        pairs = config.head_dim // 2
-        axis = [n % AXES for n, size in enumerate(config.rope_sections) for _ in range(size)]
-        self._axis = torch.tensor(axis + [0] * (pairs - len(axis)), device="cpu")
-        self._pair = torch.arange(pairs, device="cpu")
-
-    def __call__(self, table: Tensor, positions: Tensor) -> Tensor:
-        """Returns the rotations [R, N, E/2, 2, 2] at positions [R, N, 3], or [R, N] if all axes have the
-        same."""
-        if positions.dim() == 2:
-            positions = positions[..., None].expand(-1, -1, AXES)
-        if self._axis.device != table.device:
-            self._axis, self._pair = self._axis.to(table.device), self._pair.to(table.device)
-        return table[positions[..., self._axis], self._pair]
-
-
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotates the pairs of x [..., H, E] by rotation [..., 1, E/2, 2, 2] in fp32. Returns the dtype of x. The
     arithmetic is real, because torch.compile generates no code for complex numbers."""
@@ -264,7 +245,11 @@ class Positioned(nn.Module):
         # and a cast of the module leaves it in fp32 (a bf16 table is off by 0.6 rad at position 500).
         self.rotary = rotary_table(replace(config, max_positions=min(config.max_positions, MAX_TABULATED)))
         self._outgrown: list[Tensor] = []  # tables that CUDA graphs of earlier targets still read
-        self._by_axis = ByAxis(config) if config.rope_sections else None
+        # With positions on three axes: the axis to which each pair of a head belongs.
+        pairs = config.head_dim // 2
+        axis = [n % AXES for n, size in enumerate(config.rope_sections) for _ in range(size)]
+        self._axis = torch.tensor(axis + [0] * (pairs - len(axis)), device="cpu")
+        self._pair = torch.arange(pairs, device="cpu")
 
     def reserve(self, positions: int) -> None:
         """Makes the rotary table longer if it has fewer positions than `positions`."""
@@ -276,10 +261,13 @@ class Positioned(nn.Module):
     def rotations(self, positions: Tensor) -> Tensor:
         """Returns the rotations [R, N, 1, E/2, 2, 2] of positions [R, N], or [R, N, 3] on three axes."""
         if self.rotary.device != positions.device:
-            self.rotary = self.rotary.to(positions.device)
-        if self._by_axis is None:
+            self.rotary, self._axis, self._pair = (
+                x.to(positions.device) for x in (self.rotary, self._axis, self._pair)
+            )
+        if not self.config.rope_sections:
             return self.rotary[positions].unsqueeze(2)
-        return self._by_axis(self.rotary, positions).unsqueeze(2)
+        by_axis = positions[..., self._axis] if positions.dim() == 3 else positions[..., None]
+        return self.rotary[by_axis, self._pair].unsqueeze(2)
 
 
 class Decoder(Positioned):
