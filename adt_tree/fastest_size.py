@@ -32,7 +32,6 @@ class AutoTree:
 
     @property
     def largest(self) -> TreeShape:
-        """The largest shape that can be chosen."""
         return self_drafted(CPU_SIZES[-1])
 
     def shapes(self, grid: Grid, on_gpu: bool) -> list[TreeShape]:
@@ -42,7 +41,6 @@ class AutoTree:
         return [shape for shape in shapes if shape.depth <= grid.length - 3] or [self_drafted(1)]
 
     def policy(self, grid: Grid, slots: int, on_gpu: bool) -> FastestSize:
-        """Returns the policy that chooses among shapes()."""
         return FastestSize(self.shapes(grid, on_gpu), grid.width, on_gpu)
 
 

@@ -38,11 +38,9 @@ class TreeShape:
 
     @property
     def largest(self) -> TreeShape:
-        """The shape itself. Adaptive trees have several shapes, of which this is the largest."""
         return self
 
     def policy(self, grid: Grid, slots: int, on_gpu: bool) -> Fixed:
-        """Returns the policy that always asks for this shape."""
         return Fixed(self)
 
     def cut(self, levels: int) -> TreeShape:
@@ -138,11 +136,9 @@ class AdaptiveTree:
 
     @property
     def largest(self) -> TreeShape:
-        """The greatest depth, width and budget that a tree can have."""
         return TreeShape(self.depth_max, self.width_max, self.budget)
 
     def policy(self, grid: Grid, slots: int, on_gpu: bool) -> AdjacencyAdaptive:
-        """Returns the policy of ADT-Tree with these constants."""
         return AdjacencyAdaptive(self, slots, grid)
 
 

@@ -63,10 +63,8 @@ class StaticTree:
 
     @property
     def largest(self) -> TreeShape:
-        """The shape of the trees."""
         width = 1 + max(path[-1] for path in self.paths)
         return TreeShape(max(map(len, self.paths)), width, len(self.paths))
 
     def policy(self, grid: Grid, slots: int, on_gpu: bool) -> Fixed:
-        """Returns the policy that always asks for that shape."""
         return Fixed(self.largest)

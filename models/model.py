@@ -28,7 +28,7 @@ from models.decoder.config import DecoderConfig
 from models.decoder.flash_cache import FlashCache
 from models.decoder.packed import cache_dtype, pack
 from models.decoder.transformer import Decoder, compiled_join, join
-from models.drafter import DrafterLayout, DrafterNet, EagleDrafter, load_drafter
+from models.drafter import LLAMA, DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
 from models.footprint import Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
@@ -218,10 +218,10 @@ def load_networks(
     shape: DecoderConfig,
     weights: Weights,
     decoder: StoredModule,
-    layout: DrafterLayout,
     grid: Grid,
     prompts: PromptEncoder,
     codec: VQModel | None,
+    layout: DrafterLayout = LLAMA,
 ) -> Model:
     """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
 

@@ -133,7 +133,7 @@ def load(checkpoint: Checkpoint) -> Model:
 
     control = control_tokens(tokenizer.get_added_tokens_decoder().values())
     prompts = PromptEncoder(encode, layout.first_code, layout.num_codes, row_end, control=control)
-    return load_networks(checkpoint, shape, state, decoder, CHAMELEON, grid, prompts, codec)
+    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec, CHAMELEON)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:

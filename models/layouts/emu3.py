@@ -23,7 +23,6 @@ from models.checkpoint.stored_module import StoredModule, require
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
-from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
@@ -187,4 +186,4 @@ def load(checkpoint: Checkpoint) -> Model:
     prompts = token_prompts(codes, row_end)
     if not checkpoint.only_ids:
         prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes, row_end, grid)
-    return load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, cast(VQModel, codec))
+    return load_networks(checkpoint, shape, state, decoder, grid, prompts, cast(VQModel, codec))

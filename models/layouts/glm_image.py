@@ -30,7 +30,6 @@ from models.checkpoint.weights import Weights
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
-from models.drafter import LLAMA
 from models.family import Checkpoint, ModelFamily
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
@@ -193,7 +192,7 @@ def load(checkpoint: Checkpoint) -> Model:
         checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
     prompts = replace(prompts, images=image_tokens(config))
     read = state.renamed({name: name for name in shapes})
-    model = load_networks(checkpoint, shape, read, decoder, LLAMA, grid, prompts, codec=None)
+    model = load_networks(checkpoint, shape, read, decoder, grid, prompts, codec=None)
     vectors = code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint)
     diffusion = None
     if checkpoint.loaded is None:  # the diffusion model lies beside the files

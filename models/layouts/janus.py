@@ -27,7 +27,6 @@ from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder, make_head
-from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import Names, gather, layer_names, published
@@ -185,4 +184,4 @@ def load(checkpoint: Checkpoint) -> Model:
     prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape)
     codec = pixels.load(state.placed(checkpoint.device, torch.float32), folder)
     side = vq.attn_resolutions[0]
-    return load_networks(checkpoint, shape, state, decoder, LLAMA, Grid(side, side), prompts, codec)
+    return load_networks(checkpoint, shape, state, decoder, Grid(side, side), prompts, codec)

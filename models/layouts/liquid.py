@@ -22,7 +22,6 @@ from models.checkpoint.stored_module import require
 from models.checkpoint.weights import Weights
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
-from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chameleon import read_codec, square_of
 from models.layouts.chat import ChatTokenizer
@@ -89,4 +88,4 @@ def load(checkpoint: Checkpoint) -> Model:
     num_codes = codec.config.num_embeddings
     prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape.vocab_size - num_codes, num_codes)
     grid = square_of(checkpoint, codec)
-    return load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, codec)
+    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)

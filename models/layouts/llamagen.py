@@ -23,7 +23,7 @@ from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
-from models.drafter import DrafterLayout
+from models.drafter import LLAMA, DrafterLayout
 from models.family import Checkpoint, home_of
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
 from models.llama_names import decoder_names, original_names, published, tied
@@ -191,13 +191,8 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
 def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
     """Returns the config.json of a new drafter, whose layer has the target's shape."""
     stage = next((name for name, cells in STAGES.items() if cells == shape.raster_side**2), None)
-    return {
-        "model_type": "llama", "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size, "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
-        "rms_norm_eps": HF_NORM_EPS, "rope_base": shape.rope_theta, "hidden_act": "silu", "bias": True,
-        **({"input_type": stage} if stage else {}),
-    }  # fmt: skip
+    fields = LLAMA.fields(shape) | {"rms_norm_eps": HF_NORM_EPS, "rope_base": shape.rope_theta}
+    return fields | ({"input_type": stage} if stage else {})
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -215,7 +210,7 @@ def load(checkpoint: Checkpoint) -> Model:
     prompts = _prompts(files, checkpoint, shape)
     layout = DrafterLayout(lambda fields: drafter_config(fields, shape), drafter_fields)
     grid = Grid(shape.raster_side, shape.raster_side)
-    return load_networks(checkpoint, shape, weights, decoder, layout, grid, prompts, codec)
+    return load_networks(checkpoint, shape, weights, decoder, grid, prompts, codec, layout)
 
 
 def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:

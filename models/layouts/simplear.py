@@ -20,7 +20,6 @@ from models.codecs.cosmos import LEVELS, CosmosDecoder, code_vectors
 from models.codecs.vq import VQModel
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
-from models.drafter import LLAMA
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import decoder_names, published, tied
@@ -85,5 +84,5 @@ def load(checkpoint: Checkpoint) -> Model:
     if options.trust_torchscript:
         path = checkpoint.part("decoder of pixels", PIXELS, options.vq_path, "--vq_path")
         codec = cast(VQModel, CosmosDecoder(path, checkpoint.device))
-    model = load_networks(checkpoint, shape, state, decoder, LLAMA, grid, prompts, codec)
+    model = load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)
     return replace(model, latents=code_vectors(checkpoint.device))
