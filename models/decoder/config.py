@@ -43,9 +43,6 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.num_kv_heads == 0:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        for name in ("hidden_size", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         apart = not self.head_size and self.hidden_size % self.num_heads
         if apart or self.num_heads % self.num_kv_heads:
             raise ValueError(
