@@ -23,7 +23,6 @@ from models.decoder.packed import (
     pack,
     packable,
     split_norm,
-    unpacked,
 )
 from models.decoder.transformer import MLP, Block, attend_causally, rotary_table
 from models.target import chain_mask
@@ -165,17 +164,3 @@ def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     pack(net)
     assert list(net.state_dict()) == before
     assert cache_dtype(torch.randn(4, 6).bfloat16()) == torch.bfloat16
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_head_for_gradients_is_the_packed_one(bias: bool) -> None:
-    torch.manual_seed(5)
-    plain = nn.Sequential(nn.Linear(8, 24, bias=bias), nn.GELU(), nn.Linear(24, 5, bias=bias))
-    early, x = unpacked(plain), torch.randn(3, 8, requires_grad=True)
-    expected = plain(x).detach()
-    pack(plain)
-    assert isinstance(plain[2], PackedLinear)
-    for head in (early, unpacked(plain)):
-        torch.testing.assert_close(head(x), expected)
-        (slope,) = torch.autograd.grad(head(x).sum(), x)
-        assert slope.abs().sum() > 0

@@ -20,7 +20,6 @@ from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling, guide, log_probs
 from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
-from models.decoder.packed import unpacked
 from models.drafter import EagleDrafter
 from models.model import Model
 from tests.checkpoints import Checkpoints, Tiny
@@ -91,10 +90,6 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def head_of(model: Model) -> torch.nn.Module:
-    return unpacked(model.decoder.head)
-
-
 @torch.no_grad()
 def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> None:
     """The tree is a chain that the decoding drafter grows from ENTRIES committed pairs."""
@@ -129,7 +124,7 @@ def test_batches_and_their_first_step_are_those_of_decoding(
     cell by cell.
     """
     model = loaded(checkpoints, name)
-    images, head, numbers = images_of(model, data(name)), head_of(model), [0, 5, 7]
+    images, head, numbers = images_of(model, data(name)), model.decoder.head, [0, 5, 7]
     batch = images.batch(numbers, None)
     logits = code_logits(at(batch.features, batch.entries + 1), batch, head, GREEDY.guidance)
     assert torch.equal(logits.argmax(dim=-1), images.shards.codes[numbers][:, 1:].long())
@@ -159,7 +154,8 @@ def test_the_loss_is_the_published_one(checkpoints: Checkpoints, data: Data) -> 
     """The loss is SmoothL1, averaged over features, plus cross-entropy; both are averaged over masked
     positions."""
     model = loaded(checkpoints)
-    batch, head = images_of(model, data("emoji")).batch([1, 2], None), head_of(model)
+    head = model.decoder.head  # before batch() packs the decoder
+    batch = images_of(model, data("emoji")).batch([1, 2], None)
     outs = Unrolled(model.drafter_net)(batch.tokens, batch.features, 1)
     outcome = measure(outs, batch, head, Objective(p_w=0.1))
     mask = torch.zeros(batch.tokens.shape, dtype=torch.float64)

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError, as_seed
 from models.checkpoint.files import append_json
-from models.decoder.packed import unpacked
 from models.family import LoadOptions
 from models.loading import load, pick_device
 from models.model import Model
@@ -60,7 +59,9 @@ class Trainer:
             )
         self.steps_per_epoch = len(self.train) // self.step_images
         self.step, self._start = 0, time.monotonic()
-        self.head = unpacked(model.decoder.head)
+        # The first features pack the decoder, which puts other layers into it; gradients flow through these.
+        head = model.decoder.head
+        self.head = nn.Sequential(*head) if isinstance(head, nn.Sequential) else head
         guidance = args.cfg_scale if args.cfg_loss else None
         self.objective = Objective(args.ttt_steps, args.p_w, args.step_decay, guidance)
         self.validation_objective = Objective(args.eval_depth, args.p_w, args.step_decay, args.cfg_scale)

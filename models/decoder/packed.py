@@ -213,18 +213,3 @@ def pack(module: nn.Module) -> None:
                 setattr(module, name, PackedLinear(child.weight, child.bias))
         else:
             pack(child)
-
-
-def unpacked(module: nn.Module) -> nn.Module:
-    """Returns the function of a head, packed or not, as a module that gradients flow through. Packing the
-    head later does not change the returned module."""
-    if isinstance(module, nn.Sequential):
-        return nn.Sequential(*map(unpacked, module))
-    if not isinstance(module, PackedLinear):
-        return module
-    weight, bias = module.product.weight.to_dense(), module.product.bias
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
