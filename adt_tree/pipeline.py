@@ -20,6 +20,7 @@ from adt_tree.batch import StepOutput
 from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError, as_seed, instance, shown
+from adt_tree.grid import Grid
 from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method, RelaxedRule
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
@@ -215,10 +216,7 @@ class Pipeline:
         not fit the model.
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
-        requests = self.requests(prompts, seed)
-        with self.engines.lease(chosen, *size_of(requests, batch_size)) as engine:
-            by_name = {image.name: image for image in engine.decode(requests)}
-        decoded = [by_name[request.name] for request in requests]
+        decoded = self.decode(chosen, self.requests(prompts, seed), batch_size)
         pictured = decoded if self.model.codec is not None else ()
         if not pictured:
             print(f"warning: no images, codes alone: {self.model.no_codec_message}", file=sys.stderr)
@@ -280,6 +278,14 @@ class Pipeline:
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
         """Returns an engine for the caller alone, with room for these requests, batch_size in flight."""
         return self.engines.take(method, *size_of(requests, batch_size))[1]
+
+    def decode(
+        self, method: Method, requests: Sequence[Request], batch_size: int, grid: Grid | None = None
+    ) -> list[Decoded]:
+        """Returns the images of requests, in their order. grid: of their codes; None: the model's."""
+        with self.engines.lease(method, *size_of(requests, batch_size), grid) as engine:
+            by_name = {image.name: image for image in engine.decode(requests)}
+        return [by_name[request.name] for request in requests]
 
     def image(self, codes: list[int]) -> Image.Image:
         """Returns the RGB picture of codes in raster order. UserError for codes that are no image's."""

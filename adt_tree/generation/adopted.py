@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from adt_tree.engine_cache import size_of
-from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.image_tokens import ImageTokens
 from models.layouts.adopted import ADOPTION, image_tokens
@@ -43,12 +39,6 @@ class Adopted:
         if isinstance(name, Method):
             return self.pipe.method(replace(name, sampling=sampling))
         return self.pipe.method(name, sampling=sampling)
-
-    def decode(self, requests: Sequence[Request], grid: Grid, method: Method) -> list[list[int]]:
-        """Returns the codes of every request's image, all of which are in flight at once."""
-        with self.pipe.engines.lease(method, *size_of(requests, len(requests)), grid) as engine:
-            by_name = {image.name: image.codes for image in engine.decode(requests)}
-        return [by_name[request.name] for request in requests]
 
 
 ADOPTED: WeakKeyDictionary[Any, Adopted] = WeakKeyDictionary()  # frees a model without other references

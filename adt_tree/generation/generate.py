@@ -109,8 +109,9 @@ def _decode(
     seed = as_seed(seed)
     pairs = zip(prompts, unconditional(settings, input_ids), strict=True)
     requests = [Request(str(row), Prompt(*pair), as_seed(seed + row)) for row, pair in enumerate(pairs)]
-    codes = adopted.decode(requests, grid, adopted.method(method, settings.sampling))
-    rows = with_rows(input_ids, [tokens.sequence(image, grid) + closing for image in codes])
+    chosen = adopted.method(method, settings.sampling)
+    images = adopted.pipe.decode(chosen, requests, len(requests), grid)
+    rows = with_rows(input_ids, [tokens.sequence(image.codes, grid) + closing for image in images])
     if settings.allowed:
         check_allowed(settings.allowed, rows, start, tokens.codes)
     if tokens.open_end and room > length:
