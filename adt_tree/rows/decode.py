@@ -163,10 +163,8 @@ class RowImages:
             position = 1 + min(head.position for _, head in open_)
             shapes = [step.shapes[slot][number] for number, _ in open_]
             depth, budget = max(shape.levels for shape in shapes), sum(shape.budget for shape in shapes)
-            shape, drafted = (
-                replace(self._heads.shape, depth=depth, budget=budget),
-                sum(int(x[1]) for x in lines),
-            )
+            shape = replace(self._heads.shape, depth=depth, budget=budget)
+            drafted = sum(int(line[1]) for line in lines)
             if slots.record(slot, position, best, drafted, shape, ms):
                 self._schedule.advance(self._progress[slot], [head for _, head in open_], codes)
                 image.codes[:] = self._schedule.image(self._progress[slot]) or image.codes

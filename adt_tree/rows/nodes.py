@@ -91,15 +91,9 @@ class PassNodes:
         number = torch.arange(tree.nodes, device=device)
         depths = tree.depths.view(images, -1, tree.nodes)
         roots = plan.position[..., None].expand_as(depths)
-        positions, roots, present, committed = (
-            x.flatten(1)
-            for x in (
-                roots + depths,
-                roots,
-                number < plan.nodes[..., None],
-                (number == 0) & plan.known[..., None],
-            )
-        )
+        positions, roots = (roots + depths).flatten(1), roots.flatten(1)
+        present = (number < plan.nodes[..., None]).flatten(1)
+        committed = ((number == 0) & plan.known[..., None]).flatten(1)
         place = (present.cumsum(dim=1) - 1).masked_fill(~present, size)
         # The N nodes among the A * M. Padding is another node 0, which no node sees and nothing reads.
         every = torch.arange(place.shape[1], device=device).expand(images, -1)
