@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,13 +98,19 @@ class Checkpoint:
 
     def read(self) -> tuple[Fields, Any]:
         """Returns config.json and the weights, of which only the headers are read. CheckpointError for files
-        that are missing or damaged."""
+        that are missing, damaged or of another kind of model."""
         from models.checkpoint.config import read_config
         from models.checkpoint.weights import read_weights
 
         if self.loaded is not None:
             return self.loaded.config, self.loaded.weights
-        return read_config(self.folder), read_weights(self.folder)
+        config = read_config(self.folder)
+        if self.spec.model_type not in ("", config.get("model_type")):
+            raise CheckpointError(
+                f"{self.folder / 'config.json'}: model_type is {config.get('model_type')!r}: it is not a "
+                f"checkpoint of {self.spec.name}"
+            )
+        return config, read_weights(self.folder)
 
     @property
     def only_ids(self) -> bool:
@@ -146,14 +153,14 @@ class ModelFamily:
 
     name: str  # value of --model
     about: str  # a few words for --help
-    load: Callable[[Checkpoint], Any]  # returns a models.model.Model
-    recognises: Callable[[Fields, Shapes], bool]  # true for a checkpoint of this family
-    decoder_config: Callable[[Fields], Any]  # returns a models.decoder.transformer.DecoderConfig
+    layout: str  # the module of models.layouts that reads its checkpoints
     home: Path  # default folder of the family's files
+    model_type: str = ""  # that of its config.json; "": others have it too
+    recognises: Callable[[Fields, Shapes], bool] | None = None  # true for a checkpoint; None: by model_type
     target: str = ""  # the target, relative to home
     hub: str | None = None  # hub id that is fetched if the target is not there
     parts: tuple[str, ...] = ()  # folders of the repository to fetch, the target's first; (): all of it
-    drafter: str = "drafter"  # the drafter, relative to home
+    drafter: str = "trained_drafters"  # the drafter, relative to home
     options: tuple[str, ...] = ()  # options that this family reads and some others do not
     default_size: int | None = None  # pixels along the side; None: a checkpoint has one size only
     tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
@@ -162,14 +169,26 @@ class ModelFamily:
     temperature: float = 1.0  # published default of --temperature
     top_k: int = TOP_K  # published default of --top_k
     top_p: float = 1.0  # published default of --top_p
-    method: str = "eagle-2"  # default of --method
+    # Default of --method. self-draft needs no drafter network: for most families none is published.
+    method: str = "self-draft"
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
     alignment_unknown: bool = False  # it is not published in which alignment its drafters were trained
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
-    codec: Callable[[Fields], Any] | None = None  # vq_config -> the codec; None: that of models.codecs.vq
     pixels: bool = True  # true if its codes become pixels in a codec, without another model
     published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch
+
+    @property
+    def reader(self) -> Any:
+        """The module of its layout, which imports torch. Its load(Checkpoint) returns a models.model.Model,
+        and its decoder_config(fields of config.json) a models.decoder.config.DecoderConfig."""
+        return import_module(f"models.layouts.{self.layout}")
+
+    def matches(self, fields: Fields, shapes: Shapes) -> bool:
+        """Returns whether a checkpoint with this config.json and these tensors is of this family."""
+        if self.recognises is not None:
+            return self.recognises(fields, shapes)
+        return fields.get("model_type") == self.model_type
 
     @property
     def target_folder(self) -> Path:

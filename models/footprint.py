@@ -83,12 +83,13 @@ def published_dimensions(
     fields, vq = shape["vq"], None
     if "base_channels" in fields:
         vq = replace(VQConfig.from_hf(fields), frames=shape.get("frames", 1))
-        codec_parameters = count(partial(spec.codec, fields)) if spec.codec else None
+        other = getattr(spec.reader, "vqvae", None)  # makes a codec that is not a VQModel
+        codec_parameters = count(partial(other, fields)) if other else None
     else:  # code vectors alone
         codec_parameters = fields["num_embeddings"] * fields["embed_dim"]
     return Dimensions(
-        decoder=spec.decoder_config(shape["target"]),
-        drafter=spec.decoder_config(shape["drafter"]) if shape["drafter"] else None,
+        decoder=spec.reader.decoder_config(shape["target"]),
+        drafter=spec.reader.decoder_config(shape["drafter"]) if shape["drafter"] else None,
         vq=vq,
         codes=fields["num_embeddings"],
         side=round(shape["side"] * (tokens / shape["image_tokens"]) ** 0.5) if tokens else shape["side"],

@@ -42,7 +42,7 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     precision = pick_precision(options.precision, device, spec)
     if options.attention != "sdpa":
         _check_attention(options, device, precision, spec)
-    loaded = spec.load(find_files(spec, options, device, precision))
+    loaded = spec.reader.load(find_files(spec, options, device, precision))
     if options.deterministic:
         _check_deterministic(loaded, options, device)
     loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
@@ -87,7 +87,7 @@ def detect(folder: Path) -> ModelFamily:
     file, home = weights_file(folder), home_of(folder)
     fields = read_config(home) if file.is_dir() or (home / "config.json").is_file() else {}
     shapes = read_weights(file).shapes
-    specs = [spec for spec in SPECS.values() if spec.recognises(fields, shapes)]
+    specs = [spec for spec in SPECS.values() if spec.matches(fields, shapes)]
     if len(specs) != 1:
         raise CheckpointError(
             f"{folder}: its files do not tell which model it is: give it as --model_path, and its family as "

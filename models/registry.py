@@ -1,12 +1,9 @@
 """The table of model families. A new family is one ModelFamily here and, unless another family has the same
-layout, a reader of its files in models/layouts. torch is not imported before a model is loaded."""
+layout, a reader of its files in models/layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.policy import TreeShape
@@ -15,16 +12,6 @@ from models.family import CKPTS, EMBEDDED_TREE, Fields, ModelFamily, Shapes
 VQ_DECODER = "model.vqmodel.decoder."  # prefix of the tensors of a VQ decoder inside a Chameleon checkpoint
 PROMPTS = "cls_embedding."  # prefix of the tensors that embed LlamaGen's prompts
 STAGE_2_CODES = 1024  # codes per image of LlamaGen's stage 2
-
-
-def imported_late(name: str) -> Callable[..., Any]:
-    """Returns a function that imports models.MODULE when it is called, and calls its FUNCTION."""
-    module, _, function = name.rpartition(".")
-
-    def call(*arguments: Any) -> Any:
-        return getattr(import_module(f"models.{module}"), function)(*arguments)
-
-    return call
 
 
 def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
@@ -59,12 +46,11 @@ def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
 EMOJI = ModelFamily(
     name="emoji",
     about="the embedded model",
-    load=imported_late("layouts.chameleon.load"),
+    layout="chameleon",
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and has_codec(shapes),
-    decoder_config=imported_late("layouts.chameleon.decoder_config"),
     home=CKPTS / "emoji",
+    drafter="drafter",
     tree=EMBEDDED_TREE,
-    method="self-draft",  # the fastest exact method, by bench
     fp32_on_cpu=True,
     reference=True,
     published=False,
@@ -72,12 +58,12 @@ EMOJI = ModelFamily(
 ANOLE = ModelFamily(
     name="anole",
     about="Anole-7b",
-    load=imported_late("layouts.chameleon.load"),
+    layout="chameleon",
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and not has_codec(shapes),
-    decoder_config=imported_late("layouts.chameleon.decoder_config"),
     home=CKPTS / "anole",
     target="Anole-7b-v0.1-hf",
     drafter="trained_drafters/anole_drafter",
+    method="eagle-2",
     options=("tokenizer_base_path",),
     static_tree="naive_extend_57",
     alignment_unknown=True,
@@ -86,27 +72,25 @@ ANOLE = ModelFamily(
 LUMINA_MGPT = ModelFamily(
     name="lumina_mgpt",
     about="Lumina-mGPT-7B",
-    load=imported_late("layouts.chameleon.load"),
+    layout="chameleon",
     recognises=lambda fields, shapes: is_chameleon(fields, shapes, True),
-    decoder_config=imported_late("layouts.chameleon.decoder_config"),
     home=CKPTS / "lumina_mgpt",
     target="Lumina-mGPT-7B-768",
     drafter="trained_drafters/LANTERN-Lumina-mGPT-7B-768",
     options=("tokenizer_base_path", "eagle_version"),
     default_size=768,
     tree=TreeShape(6, 10, 58),
-    method="self-draft",  # needs no drafter network; the published one has not been run
     alignment_unknown=True,
 )
 LLAMAGEN = ModelFamily(
     name="llamagen",
     about="LlamaGen's stage 1, or a class-conditional LlamaGen",
-    load=imported_late("layouts.llamagen.load"),
+    layout="llamagen",
     recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
-    decoder_config=imported_late("layouts.llamagen.decoder_config"),
     home=CKPTS / "llamagen",
     target="LlamaGen-T2I",
     drafter="trained_drafters/llamagen_drafter",
+    method="eagle-2",
     options=("vq_path", "text_encoder", "class_labels"),
     static_tree="naive_extend_57",
     embedded_prompts=True,
@@ -122,84 +106,68 @@ LLAMAGEN2 = replace(
 JANUS_PRO = ModelFamily(
     name="janus_pro",
     about="Janus-Pro-1B; 7B by --model_path",
-    load=imported_late("layouts.janus.load"),
-    recognises=lambda fields, shapes: fields.get("model_type") == "janus",
-    decoder_config=imported_late("layouts.janus.decoder_config"),
+    layout="janus",
+    model_type="janus",
     home=CKPTS / "janus_pro",
     target="Janus-Pro-1B",
     hub="deepseek-community/Janus-Pro-1B",
-    drafter="trained_drafters",
     guidance=5.0,
     top_k=0,
-    method="self-draft",  # no drafter network is published
 )
 EMU3 = ModelFamily(
     name="emu3",
     about="Emu3-Gen",
-    load=imported_late("layouts.emu3.load"),
-    recognises=lambda fields, shapes: fields.get("model_type") == "emu3",
-    decoder_config=imported_late("layouts.emu3.decoder_config"),
+    layout="emu3",
+    model_type="emu3",
     home=CKPTS / "emu3",
     target="Emu3-Gen-hf",
     hub="BAAI/Emu3-Gen-hf",
-    drafter="trained_drafters",
     options=("ratio",),
     default_size=720,
     top_k=2048,
-    method="self-draft",  # no drafter network is published
-    codec=imported_late("layouts.emu3.vqvae"),
 )
 GLM_IMAGE = ModelFamily(
     name="glm_image",
     about="GLM-Image's autoregressive stage",
-    load=imported_late("layouts.glm_image.load"),
-    recognises=lambda fields, shapes: fields.get("model_type") == "glm_image",
-    decoder_config=imported_late("layouts.glm_image.decoder_config"),
+    layout="glm_image",
+    model_type="glm_image",
     home=CKPTS / "glm_image",
     target="GLM-Image",
     hub="zai-org/GLM-Image",
     parts=("vision_language_encoder", "processor"),
-    drafter="trained_drafters",
     options=("height", "width"),
     guidance=1.0,  # the model has no unconditional branch
     temperature=0.9,
     top_k=0,
     top_p=0.75,
-    method="self-draft",  # no drafter network is published
     pixels=False,
 )
 SIMPLEAR = ModelFamily(
     name="simplear",
     about="SimpleAR-0.5B; 1.5B by --model_path",
-    load=imported_late("layouts.simplear.load"),
-    recognises=lambda fields, shapes: fields.get("model_type") == "qwen2",
-    decoder_config=imported_late("layouts.simplear.decoder_config"),
+    layout="simplear",
+    model_type="qwen2",
     home=CKPTS / "simplear",
     target="SimpleAR-0.5B-RL",
     hub="Daniel0724/SimpleAR-0.5B-RL",
-    drafter="trained_drafters",
     options=("vq_path", "trust_torchscript"),
     default_size=1024,
     guidance=6.0,
     top_k=0,
-    method="self-draft",  # no drafter network is published
 )
 LIQUID = ModelFamily(
     name="liquid",
     about="Liquid-7B",
-    load=imported_late("layouts.liquid.load"),
-    recognises=lambda fields, shapes: fields.get("model_type") == "gemma",
-    decoder_config=imported_late("layouts.liquid.decoder_config"),
+    layout="liquid",
+    model_type="gemma",
     home=CKPTS / "liquid",
     target="Liquid_V1_7B",
     hub="Junfeng5/Liquid_V1_7B",
-    drafter="trained_drafters",
     options=("tokenizer_base_path",),
     guidance=7.0,
     temperature=0.99,
     top_k=4096,
     top_p=0.96,
-    method="self-draft",  # no drafter network is published
 )
 FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE, SIMPLEAR, LIQUID)
 SPECS: dict[str, ModelFamily] = {spec.name: spec for spec in FAMILIES}

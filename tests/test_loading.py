@@ -132,5 +132,3 @@ def test_no_other_file_knows_a_family_by_name() -> None:
 def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:
     model = load(str(checkpoints["emoji"].path), replace(OPTIONS, need_drafter=False))
     assert isinstance(model, Model) and model.drafter_net is None
-    with pytest.raises(CheckpointError, match="--drafter_path"):
-        model.drafter(model.target(1, Sampling(), 1, 9), 1, 1)

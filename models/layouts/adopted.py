@@ -78,7 +78,7 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     if kind == "chameleon" and folder.is_dir():  # its files may include pixels, which transformers leaves out
         state = state.beside(read_weights(folder))
     loaded = InMemory(model.config.to_dict(), state, _tokenizer(kind, tokenizer, model))
-    return spec.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
+    return spec.reader.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
 
 
 def _tokenizer(kind: str, tokenizer: Any | None, model: Any) -> Any:

@@ -81,8 +81,6 @@ class Codec(nn.Module):
 def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
     """Reads the ids of the codes and of the row end from config.json. ValueError names what is missing or
     wrong in the vocabulary."""
-    if config.get("model_type") != "emu3":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of Emu3")
     vocabulary = section(config, "vocabulary_map")
     codes = [vocabulary[name] for name in sorted(name for name in vocabulary if name.startswith(CODE))]
     if not codes or codes != list(range(codes[0], codes[0] + len(codes))):

@@ -45,8 +45,6 @@ CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 
 def read_tokens(config: Mapping[str, Any]) -> tuple[range, int, int]:
     """Reads the ids of the codes, of image start and of image end. ValueError names what is wrong."""
-    if config.get("model_type") != "glm_image":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of GLM-Image")
     codes = range(integer(section(config, "vq_config", required=True), "num_embeddings"))
     head_rows = integer(section(config, "text_config", required=True), "vision_vocab_size")
     names = ("image_start_token_id", "image_end_token_id")

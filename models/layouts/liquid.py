@@ -42,8 +42,6 @@ FIELDS = {
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json. ValueError for a variant that this decoder does not implement."""
-    if config.get("model_type") != "gemma":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of Liquid")
     fields = FIELDS | dict(config)
     activation = fields.get("hidden_activation") or fields["hidden_act"]
     if activation not in (TANH, "gelu"):  # Gemma's older files say gelu and mean its tanh form

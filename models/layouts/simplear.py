@@ -38,8 +38,6 @@ PIXELS = ("Cosmos-1.0-Tokenizer-DV8x16x16/decoder.jit", "decoder.jit")
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json. ValueError for a variant that this decoder does not implement."""
-    if config.get("model_type") != "qwen2":
-        raise ValueError(f"model_type is {config.get('model_type')!r}: it is not a checkpoint of SimpleAR")
     if config.get("use_sliding_window"):
         raise ValueError("use_sliding_window is true: this decoder does not have that variant")
     shape = read_shape(config, norm_eps=1e-6)
