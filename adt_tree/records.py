@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -25,10 +25,7 @@ class Step:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name, as files store them: without `raster` where that is None."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        if self.raster is None:
-            del values["raster"]
-        return values
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(slots=True)

@@ -84,12 +84,10 @@ class Model:
 
     @property
     def embeddings(self) -> Tensor:
-        """Input embeddings of the codes [V, D]."""
         return self.decoder.embed.weight[self.first_code : self.first_code + self.num_codes]
 
     @property
     def num_codes(self) -> int:
-        """Number of codes V."""
         return self.prompts.num_codes
 
     @property
