@@ -21,7 +21,7 @@ from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError, as_seed, instance, shown
 from adt_tree.grid import Grid
-from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method, RelaxedRule
+from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.relaxed.settings import Rows
@@ -144,21 +144,14 @@ class Pipeline:
         sampling: Sampling | None = None,
         tree: Tree | None = None,
         lantern: Lantern | None = None,
-        verify: str | None = None,
-        rules: str | None = None,
-        seed_cells: str | None = None,
-        control: str | None = None,
-        relaxed: RelaxedRule | None = None,
     ) -> Method:
-        """Returns a method, by default that of the model. None means the default of the model or method.
+        """Returns a method, by default that of the model. None means the default of the model or method. Its
+        other settings are changed as in dataclasses.replace(pipe.method("eagle-2"), verify="rejection").
 
         A Method is returned as it is. UserError for settings that the method does not take, for any setting
         that is given together with a Method, and for a method whose drafter network was not loaded.
         """
-        settings: dict[str, Any] = {
-            "sampling": sampling, "tree": tree, "lantern": lantern, "verify": verify, "rules": rules,
-            "seed_cells": seed_cells, "control": control, "relaxed": relaxed,
-        }  # fmt: skip
+        settings: dict[str, Any] = {"sampling": sampling, "tree": tree, "lantern": lantern}
         settings = {setting: value for setting, value in settings.items() if value is not None}
         if isinstance(name, Method):
             if settings:
@@ -168,8 +161,7 @@ class Pipeline:
         else:
             name = self.default_method if name is None else name
             # AutoTree only for exact methods: others' images would depend on the sizes that it chooses.
-            auto = lantern is None and control is None and relaxed is None
-            default_tree = self.model.spec.default_tree(name, auto=auto)
+            default_tree = self.model.spec.default_tree(name, auto=lantern is None)
             method = Method(name, **{"sampling": self.sampling, "tree": default_tree, **settings})
         if method.spec.network and self.model.drafter_net is None:
             raise UserError(

@@ -4,6 +4,7 @@ one line."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,25 +58,28 @@ def test_lantern_gives_other_images(pipe: Pipeline) -> None:
     ("make", "named"),
     [
         (lambda pipe: pipe.method("medusa"), "method 'medusa'.* ar, eagle-1"),
-        (lambda pipe: pipe.method("self-draft", verify="rejection"), "verify .*self-draft.*coupled"),
-        (lambda pipe: pipe.method("self-draft", seed_cells="below"), "seed_cells .*above, left"),
+        (lambda pipe: replace(pipe.method("self-draft"), verify="rejection"), "verify .*self-draft.*coupled"),
+        (lambda pipe: replace(pipe.method("self-draft"), seed_cells="below"), "seed_cells .*above, left"),
         (lambda pipe: pipe.method("ar", lantern=Lantern()), "lantern: method ar"),
         (lambda pipe: pipe.method("adt-tree", tree=TreeShape(2, 2, 4)), "adt-tree.*AdaptiveTree"),
         (lambda pipe: pipe.method("eagle-2", tree=AdaptiveTree()), "eagle-2.*TreeShape.*AdaptiveTree"),
         (lambda pipe: pipe.method("eagle-1", tree=StaticTree("oak")), "tree 'oak'.*mc_sim_7b_63"),
-        (lambda pipe: pipe.method("eagle-2", rules="published"), "rules .*fixed, reference"),
-        (lambda pipe: pipe.method("eagle-2", control="floor"), "accept-none"),
+        (lambda pipe: replace(pipe.method("eagle-2"), rules="published"), "rules .*fixed, reference"),
+        (lambda pipe: replace(pipe.method("eagle-2"), control="floor"), "accept-none"),
         (lambda pipe: pipe.method("sjd", lantern=Lantern()), "lantern: method sjd"),
         (
-            lambda pipe: pipe.method("sjd-coupled", verify="rejection"),
+            lambda pipe: replace(pipe.method("sjd-coupled"), verify="rejection"),
             "verify 'rejection': method sjd-coupled",
         ),
-        (lambda pipe: pipe.method("sjd-pac", seed_cells="both"), "seed_cells 'both'.*random, left, above"),
+        (
+            lambda pipe: replace(pipe.method("sjd-pac"), seed_cells="both"),
+            "seed_cells 'both'.*random, left, above",
+        ),
         (lambda pipe: pipe([]), "prompt"),
         (lambda pipe: pipe("sun", pipe.method("ar"), sampling=Sampling(0.0)), "sampling"),
         (lambda pipe: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern"),
         (lambda pipe: pipe(PROMPTS, seed=[1]), "1 seeds.* 3 prompts"),
-        (lambda pipe: pipe.method(pipe.method("eagle-2"), verify="coupled"), "verify"),
+        (lambda pipe: pipe.method(pipe.method("eagle-2"), sampling=Sampling()), "sampling"),
         (lambda pipe: Lantern(delta=-1), "lantern_delta -1"),
         (lambda pipe: pipe("sun", lantern=Lantern(k=63), method="eagle-2"), "lantern_k 63.* 64 codes"),
         (lambda pipe: pipe("sun", method="eagle-2", tree=TreeShape(2, 65, 70)), " 65 .* 64 codes"),
