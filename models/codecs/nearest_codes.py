@@ -59,21 +59,17 @@ def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
         row_codes = torch.arange(codes, device=codebook.device)[:, None]
         if bool(((table < 0) | (table >= codes) | (table == row_codes)).any()):
             raise ValueError(f"lists codes outside 0 to {codes - 1}, or a code as its own neighbour")
-        if not _ascends(table, codebook.double()):
+        if not _lists_nearest(table, codebook.double()):
             raise ValueError("is not in ascending order of distance in this codebook")
     return table
 
 
-def _ascends(table: Tensor, points: Tensor) -> bool:
-    """Returns whether PROBES rows, spread over the table, start with the nearest code and ascend."""
+def _lists_nearest(table: Tensor, points: Tensor) -> bool:
+    """Returns whether PROBES rows, spread over the table, list codes at the distances of the nearest ones."""
     codes, width = table.shape
-    if width == 0:
-        return True
     rows = torch.linspace(0, codes - 1, min(codes, PROBES), dtype=torch.float32, device=table.device).long()
     distance = torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")
     listed = distance.gather(1, table[rows])  # [PROBES, width]
     distance[torch.arange(len(rows), device=rows.device), rows] = float("inf")
-    nearest = distance.amin(dim=1, keepdim=True)
-    order = torch.cat((nearest, listed), dim=1)
-    slack = TOLERANCE * order.amax() + 1e-12
-    return bool((order.diff(dim=1) >= -slack).all() and (listed[:, :1] - nearest <= slack).all())
+    nearest = distance.topk(max(width, 1), dim=1, largest=False).values
+    return bool(((listed - nearest[:, :width]).abs() <= TOLERANCE * nearest.amax() + 1e-12).all())
