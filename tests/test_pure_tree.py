@@ -107,13 +107,6 @@ def test_static_trees_are_the_released_ones(name: str) -> None:
     assert [len(level) for level in below[1:]] == [len(level) for level in recorded["drafter_indices"]]
 
 
-def test_malformed_lists_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[1, 0\]"):
-        Topology([[0], [1, 0]])
-    with pytest.raises(ValueError, match="twice"):
-        Topology([[0], [0]])
-
-
 def test_order_of_a_list_does_not_matter() -> None:
     shuffled = [list(path) for path in reversed(MC_SIM_7B_63)]
     assert Topology(shuffled).parents == Topology(MC_SIM_7B_63).parents

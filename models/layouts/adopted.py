@@ -81,7 +81,7 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     return spec.reader.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
 
 
-def _tokenizer(kind: str, tokenizer: Any | None, model: Any) -> Any:
+def _tokenizer(kind: str, tokenizer: Any, model: Any) -> Any:
     """Returns a tokenizer or the one in a processor in the form that the layout of a model reads."""
     if tokenizer is None and kind in WITH_IMAGE_TOKENS:
         return None
