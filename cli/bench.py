@@ -42,7 +42,7 @@ from cli.options import (
 )
 from cli.parser import as_written, declare, option
 from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests, repeated
-from models.registry import RANDOM_WEIGHTS, SPECS
+from models.registry import PUBLISHED, SPECS
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -116,7 +116,7 @@ class BenchOptions(ModelOptions):
         choices=("transformers",),
     )
     random_weights: bool = option(
-        f"time a model of the published dimensions ({', '.join(RANDOM_WEIGHTS)}) with random weights on the "
+        f"time a model of the published dimensions ({', '.join(PUBLISHED)}) with random weights on the "
         "rows in the middle of an image; no checkpoint is read",
         False,
     )
@@ -282,8 +282,8 @@ def check(options: Options) -> None:
     """Raises UserError for --random_weights, --layers or --reference where the model or the other options do
     not allow it, and for options that random weights do not read."""
     if options.random_weights:
-        if options.model not in RANDOM_WEIGHTS:
-            models = ", ".join(RANDOM_WEIGHTS)
+        if options.model not in PUBLISHED:
+            models = ", ".join(PUBLISHED)
             raise UserError(f"--random_weights with --model {options.model}: choose --model among {models}")
         read = {"model", "precision", "device", "batch_size", "num_images", "seeds", "random_seed"}
         read |= {"config", "debug"}

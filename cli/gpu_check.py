@@ -14,9 +14,9 @@ from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from models.checkpoint.files import make_folder, write_json
-from models.registry import RANDOM_WEIGHTS
+from models.registry import PUBLISHED
 
-PARTS = ("tests", "emoji", *RANDOM_WEIGHTS)
+PARTS = ("tests", "emoji", *PUBLISHED)
 
 
 @declare
@@ -25,7 +25,7 @@ class Options(Base):
 
     parts: tuple[str, ...] = positional(
         "tests: the tests marked gpu; emoji: images of the embedded model, compared with the AR baseline's; "
-        f"{', '.join(RANDOM_WEIGHTS)}: a model of the published dimensions with random weights, with and "
+        f"{', '.join(PUBLISHED)}: a model of the published dimensions with random weights, with and "
         "without CUDA graphs, and compiled (default: all parts)",
         "PART",
     )

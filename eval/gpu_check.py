@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from adt_tree.method import METHODS
 from eval.tables import table
-from models.registry import RANDOM_WEIGHTS, SPECS
+from models.registry import PUBLISHED, SPECS
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT = tuple(name for name, spec in METHODS.items() if spec.exact and name != "ar")
@@ -47,13 +47,15 @@ def parts(device: str) -> list[Part]:
     found = [Part("tests", ("-m", "pytest", "-q", "-o", "addopts=", "-m", "gpu", "tests/test_gpu.py"))]
     for precision in ("fp32", "bf16"):
         found.append(Part("emoji", (*bench, "--precision", precision, "--methods", *EXACT)))
-    for family in RANDOM_WEIGHTS:
+    for family in PUBLISHED:
         words = (*bench, "--random_weights", "--model", family, "--num_images", "1")
-        for factor in FACTORS if device == "cuda" else FACTORS[:1]:
-            drafted = ("--methods", "self-draft", "--total_token", NODES)
-            found.append(Part(family, (*words, *drafted, *factor)))
+        measured: list[tuple[Sequence[str], Sequence[tuple[str]]]]
+        measured = [(("self-draft", "--total_token", NODES), FACTORS)]
         if METHODS[SPECS[family].method].network:
-            found.append(Part(family, (*words, "--methods", "eagle-2")))
+            measured.append((("eagle-2",), FACTORS[::2]))
+        for method, factors in measured:
+            for factor in factors if device == "cuda" else factors[:1]:
+                found.append(Part(family, (*words, "--methods", *method, *factor)))
     return found
 
 

@@ -172,9 +172,6 @@ LIQUID = ModelFamily(
 FAMILIES = (EMOJI, ANOLE, LUMINA_MGPT, LLAMAGEN, LLAMAGEN2, JANUS_PRO, EMU3, GLM_IMAGE, SIMPLEAR, LIQUID)
 SPECS: dict[str, ModelFamily] = {spec.name: spec for spec in FAMILIES}
 PUBLISHED = tuple(name for name, spec in SPECS.items() if spec.published)
-# Families that bench --random_weights and gpu_check time. They compute the rows of an image from those of one
-# raster, so GLM-Image, whose images have two, is left out.
-RANDOM_WEIGHTS = tuple(name for name in PUBLISHED if SPECS[name].pixels)
 
 
 def spec_of(name: str) -> ModelFamily:

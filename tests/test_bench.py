@@ -19,6 +19,7 @@ from eval.random_model import middle_rows
 from eval.runs.measurements import Measured, Measurements
 from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Result, Run
+from tests.test_buckets import tiny
 from tests.tiny import tiny_dimensions
 
 VARIED = "--vary seed_cells=random,left,above"
@@ -223,6 +224,19 @@ def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch
     assert [prompt.name for prompt in prompts] == ["0", "1", "0.1", "1.1"]
     with pytest.raises(UserError, match="--layers 3"):
         load(parsed("--model lumina_mgpt --random_weights --layers 3"), need_drafter=False)
+
+
+def test_random_weights_of_two_rasters(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-Image's two rasters, of 1280 codes together, count as one square."""
+    dims = tiny("glm_image")
+    monkeypatch.setattr("models.footprint.published_dimensions", lambda name: dims)
+    words = "--model glm_image --random_weights --methods self-draft --total_token 4 --temperatures 1"
+    more = ("--num_images", "1", "--warmup", "0", "--precision", "fp32", "--output_dir", tmp_path)
+    document = result("bench", *words.split(), *more)
+    assert document["environment"]["grid"] == [7, 35]
+    assert [row["same_image"] for row in document["rows"]] == [1, 1]
 
 
 def test_the_prompt_of_random_weights_holds_the_rows_above() -> None:

@@ -22,7 +22,7 @@ from adt_tree.sampling import Sampling
 from eval.random_model import random_model
 from models.footprint import MAX_RECORDINGS, Dimensions, published_dimensions
 from models.graphs import GraphRunner
-from models.registry import RANDOM_WEIGHTS, SPECS
+from models.registry import PUBLISHED, SPECS
 
 CODES, WIDTH = 32, 8
 AUTO = "auto"  # self-draft with --total_token auto
@@ -59,6 +59,7 @@ def tiny(family: str) -> Dimensions:
     decoder = replace(
         dims.decoder, vocab_size=2 * CODES, hidden_size=WIDTH, intermediate_size=WIDTH, num_layers=1,
         num_heads=1, num_kv_heads=1, head_width=WIDTH if dims.decoder.head_width else 0, num_codes=CODES,
+        rope_sections=(WIDTH // 4, WIDTH // 8, WIDTH // 8) if dims.decoder.rope_sections else (),
     )  # fmt: skip
     drafter = replace(decoder, head_width=0)
     vq = dims.vq and replace(dims.vq, num_embeddings=CODES)
@@ -101,7 +102,7 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 # All methods for a family without row ends and one with them; the others differ in the size of their grids.
-CASES = [(family, name) for family in RANDOM_WEIGHTS for name in METHOD_NAMES
+CASES = [(family, name) for family in PUBLISHED for name in METHOD_NAMES
          if family in ("anole", "lumina_mgpt") or name == "self-draft"]  # fmt: skip
 
 
