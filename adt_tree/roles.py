@@ -105,6 +105,7 @@ class Target(Protocol):
     device: torch.device
     run: Run  # calls the parts of a step that run on the device
     few_shapes: bool  # true if steps are padded to one of a few shapes, as CUDA graphs need
+    compile: Callable[[Any], Any]  # returns a function of tensors compiled or, by default, as it is
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Commits the prompt to a slot in place of the image it held."""
@@ -141,12 +142,21 @@ class Drafter(Protocol):
         of which the first `count` [B] are valid. Returns the logits [G, B, V] fp32 and the feature [G, B, D]
         at the last valid pair. context: the result of context() in the same step."""
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Runs W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B, W, D].
+    def places(self, depths: Tensor, widths: Sequence[int]) -> Sequence[Any]:
+        """Returns what expand() takes as `place`, for every level of the tree that follows the last extend().
 
-        codes [B, W]; features [G, B, W, D] of their parents; ancestors [B, W, E] bool over the E nodes that
-        were expanded since extend(), of which these W are the last. depth: 0 for children of the root, 1 for
-        grandchildren, and so on.
+        depths [E]: of the nodes that the tree can expand, level after level: 0 for children of the root, 1
+        for grandchildren, and so on. widths: the number of nodes of each level.
+        """
+
+    def expand(
+        self, codes: Tensor, above: Tensor, features: Tensor, ancestors: Tensor, place: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Runs a level of W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B,
+        W, D].
+
+        codes [B, W]; above [B, W] and features [G, B, W, D]: of their parents; ancestors [B, W, E] bool over
+        the nodes of places(), the nodes themselves among them. Earlier levels must have run.
         """
 
 

@@ -144,16 +144,6 @@ class Pool:
     parents: Tensor  # [B, P] int64 pool indices; -1 is the root
     depths: Tensor  # [P] int64
 
-    @staticmethod
-    def join(pools: Sequence[Pool]) -> Pool:
-        """Returns the pools one after the other. Their parents must be indices of the joined pool."""
-        return Pool(
-            torch.cat([p.codes for p in pools], dim=1),
-            torch.cat([p.scores for p in pools], dim=1),
-            torch.cat([p.parents for p in pools], dim=1),
-            torch.cat([p.depths for p in pools]),
-        )
-
 
 def select(pool: Pool, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
     """Returns trees of the best `budget` candidates of every image's pool, below the roots last_codes [B]:

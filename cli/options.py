@@ -328,7 +328,7 @@ class GraphOptions(Options):
     cuda_graphs: bool | None = option(
         "record the parts of a step as CUDA graphs and replay them (default: on, on cuda)", None
     )
-    compile: bool = option("with CUDA graphs, compile the target's layers into fewer kernels first", False)
+    compile: bool = option("with CUDA graphs, first compile layers and drafting into fewer kernels", False)
 
 
 @declare

@@ -35,7 +35,7 @@ class Shifted:
         """
         return codes
 
-    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
+    def drafted(self, codes: Tensor, above: Tensor) -> Tensor:
         """Returns the codes [B, W] to pair with the features of a level's parents. See Drafter.expand."""
         return codes
 
@@ -49,7 +49,6 @@ class Unshifted:
         self._first_code = first_code
         # [B]: the newest code of each slot; before the first code, the prompt's last token less first_code.
         self._newest = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._expanded = self._newest[:, None][:, :0]  # [B, E]: codes of the nodes expanded in this tree
 
     def prompt(self, slot: int, tokens: list[int]) -> list[int]:
         self._newest[slot] = tokens[-1] - self._first_code
@@ -61,14 +60,8 @@ class Unshifted:
         self._newest.copy_(torch.where(count > 0, last, self._newest))
         return before
 
-    def drafted(self, codes: Tensor, ancestors: Tensor) -> Tensor:
-        # Levels follow one another, so a node's parent is the last of its ancestors in earlier levels.
-        earlier = ancestors.shape[2] - codes.shape[1]
-        codes_above = torch.cat((self._newest[:, None], self._expanded[:, :earlier]), dim=1)  # the root first
-        self._expanded = torch.cat((codes_above[:, 1:], codes), dim=1)
-        number = torch.arange(earlier + 1, device=codes.device)
-        is_above = torch.cat((torch.ones_like(ancestors[..., :1]), ancestors[..., :earlier]), dim=2)
-        return codes_above.gather(1, (is_above * number).amax(dim=2))
+    def drafted(self, codes: Tensor, above: Tensor) -> Tensor:
+        return above
 
 
 def pairing(alignment: str, target: ARTarget) -> Shifted | Unshifted:

@@ -5,7 +5,7 @@ feature at p + 1, from which the target's head predicts the code at p + 2. Publi
 a separate embedding table, an fc with or without bias, and no final norm.
 
 Dimensions: G guidance branches, B slots, R = G * B rows, N entries of a pass, T entries of a sequence, A path
-entries, W nodes of a level, E nodes expanded so far, D features.
+entries, W nodes of a level, E nodes that a tree can expand, D features.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError
-from adt_tree.ranges import part
 from adt_tree.roles import Prefix
 from models.alignment import pairing
 from models.cell_tokens import CellTokens
@@ -28,7 +27,7 @@ from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
 from models.checkpoint.weights import read_weights
-from models.decoder.cache import AttentionMetadata, KVCache
+from models.decoder.cache import AttentionMetadata, KVCache, aligned
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.packed import cache_dtype
 from models.decoder.transformer import Block, Positioned, attend_causally
@@ -45,14 +44,17 @@ class DrafterNet(Positioned):
         self.block = Block(config)
 
     def fuse(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Returns the layer's input [R, N, D] of tokens [R, N] and features [R, N, D]."""
-        return self.fc(torch.cat((self.embed(tokens), features), dim=-1))
+        """Returns the layer's input [..., N, D] of features [..., N, D] and tokens, [N] or [B, N]."""
+        return self.fc(torch.cat((self.embed(tokens).expand_as(features), features), dim=-1))
 
-    def forward(self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata) -> Tensor:
-        """Returns the predicted features [R, N, D] of pairs that meta places in the cache."""
+    def forward(
+        self, tokens: Tensor, features: Tensor, cache: KVCache, meta: AttentionMetadata, rotation: Tensor
+    ) -> Tensor:
+        """Returns the predicted features [G, B, N, D] of pairs that meta places in the cache: tokens [B, N]
+        and features [G, B, N, D]. rotation: rotations(meta.positions)."""
         x = self.fuse(tokens, features).flatten(0, 1)
-        query, kv = self.block.project(x, self.rotations(meta.positions).flatten(0, 1))
-        return self.block.merge(x, meta.attend(cache.layers[0], query, kv)).view_as(features)
+        query, kv = (part.flatten(0, 1) for part in self.block.project(x, rotation))
+        return self.block.merge(x.flatten(0, 1), meta.attend(cache.layers[0], query, kv)).view_as(features)
 
     def causal(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Returns the predicted features [R, T, D] of whole sequences, without a cache: output p predicts the
@@ -142,10 +144,10 @@ class EagleDrafter:
         models.family.ALIGNMENTS."""
         self.net, self.target = net, target
         self.device = target.device
-        self._max_committed = 0  # bound on the codes in any slot's prefix at the last extend()
+        self._longest = 0  # bound on the entries of any row after the last extend()
         self.alignment = pairing(alignment, target)
         config = net.config
-        capacity = target.max_prompt + target.grid.length + step_entries(max_depth, max_width)
+        capacity = aligned(target.max_prompt + target.grid.length + step_entries(max_depth, max_width))
         net.reserve(capacity)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
         one_layer, few = replace(config, num_layers=1), target.few_shapes
@@ -162,7 +164,8 @@ class EagleDrafter:
             if tokens:
                 order = torch.arange(len(tokens), device=self.device)[None]
                 meta = cache.metadata(order, chain_mask(len(tokens), self.device), [0])
-                self.net(torch.tensor([tokens], device=self.device), features[None, :-1], cache, meta)
+                ids, rotation = torch.tensor([tokens], device=self.device), self.net.rotations(meta.positions)
+                self.net(ids, features[None, None, :-1], cache, meta, rotation)
                 cache.begin(len(tokens))
 
     def release(self, slot: int) -> None:
@@ -174,30 +177,37 @@ class EagleDrafter:
         return self.target.grid.length if self.target.few_shapes else max(committed)
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        self._max_committed = context
-        branches, images, pairs, size = features.shape
-        order = torch.arange(pairs, device=self.device).expand(images, -1)
-        ancestors = chain_mask(pairs, self.device).expand(images, -1, -1)
-        codes = self.alignment.committed(codes, count)
-        with part("drafter"):
-            hidden = self.run(codes, features, order, ancestors)
-            self.cache.length += by_branch(count, branches)
-            last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
-            feature = hidden.gather(2, last)[:, :, 0]
-            return self.target.logits(feature), feature
-
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        codes = self.alignment.drafted(codes, ancestors)
-        with part("drafter"):
-            hidden = self.run(codes, features, torch.full_like(codes, depth), ancestors)
-            return self.target.logits(hidden), hidden
-
-    def run(self, codes: Tensor, features: Tensor, depths: Tensor, ancestors: Tensor) -> Tensor:
-        """Returns the network's outputs [G, B, W, D] for pairs of codes [B, W] and features [G, B, W, D],
-        with depths [B, W] and ancestors [B, W, E]. It writes only entries after the committed prefix."""
-        tokens = self._cells.ids(codes, self.cache.length, depths)
-        depths, ancestors, tokens = (by_branch(x, features.shape[0]) for x in (depths, ancestors, tokens))
         # After extend() a row has as many entries as the target's row has tokens.
-        meta = self.cache.metadata(depths, ancestors, [self._max_committed + self.target.longest_prompt])
-        hidden = self.net(tokens, features.flatten(0, 1), self.cache, meta)
-        return hidden.unflatten(0, features.shape[:2])
+        self._longest = context + self.target.longest_prompt
+        branches, images, pairs, size = features.shape
+        order, rows = torch.arange(pairs, device=self.device), branches * images
+        tokens = self._cells.ids(self.alignment.committed(codes, count), self.cache.length, order)
+        ancestors = chain_mask(pairs, self.device).expand(rows, -1, -1)
+        meta = self.cache.metadata(order.expand(rows, -1), ancestors, [self._longest])
+        hidden = self.net(tokens, features, self.cache, meta, self.net.rotations(meta.positions))
+        self.cache.length += by_branch(count, branches)
+        last = (count - 1)[None, :, None, None].expand(branches, -1, 1, size)
+        feature = hidden.gather(2, last)[:, :, 0]
+        return self.target.logits(feature), feature
+
+    def places(self, depths: Tensor, widths: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        positions, entries, mask = self.cache.scratch(depths, self._longest)
+        prefix = mask.unflatten(0, (self.target.branches, -1))
+        whole_tree = depths[None], positions, entries, self.net.rotations(positions)
+        by_level = zip(*(x.split(list(widths), dim=1) for x in whole_tree), strict=True)
+        return [(*of_level, prefix) for of_level in by_level]
+
+    def expand(
+        self, codes: Tensor, above: Tensor, features: Tensor, ancestors: Tensor, place: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        depths, positions, entries, rotation, prefix = place
+        tokens = self._cells.ids(self.alignment.drafted(codes, above), self.cache.length, depths)
+        tree = ancestors.to(prefix.dtype).log().expand(len(features), -1, -1, -1)  # 0 or -inf
+        mask = torch.cat((prefix.expand(-1, -1, codes.shape[1], -1), tree), dim=-1).flatten(0, 1)
+        if self.cache.head_groups > 1:
+            mask = mask.repeat(1, self.cache.head_groups, 1)
+        every, end = slice(None), mask.shape[-1]
+        calls = [(every, every, end)]
+        meta = AttentionMetadata(entries, positions, mask[:, None], end, calls, self.cache.kernel)
+        hidden = self.net(tokens, features, self.cache, meta, rotation)
+        return self.target.logits(hidden), hidden

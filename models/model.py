@@ -27,7 +27,7 @@ from models.decoder.cache import KVCache
 from models.decoder.config import DecoderConfig
 from models.decoder.flash_cache import FlashCache
 from models.decoder.packed import cache_dtype, pack
-from models.decoder.transformer import Decoder, compiled_join, join
+from models.decoder.transformer import Decoder, as_it_is, compiled
 from models.drafter import LLAMA, DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
 from models.footprint import Dimensions, check_room
@@ -57,7 +57,8 @@ class Model:
     attention: str = "sdpa"  # or flash
     deterministic: bool = False  # a code's distribution does not depend on the other nodes of the pass
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
-    compiled: bool = False  # torch.compile compiles the target's layers; only with graphs, which pad its rows
+    # torch.compile compiles the target's layers and a level of drafting; only with graphs, which pad passes
+    compiled: bool = False
 
     @property
     def name(self) -> str:
@@ -151,7 +152,7 @@ class Model:
         execution = Execution(
             attend_in=torch.float64 if self.deterministic else None,
             run=run,
-            join=compiled_join() if self.compiled else join,
+            compile=compiled if self.compiled else as_it_is,
             cache=FlashCache if self.attention == "flash" else KVCache,
         )
         pack(self.decoder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from models.cell_tokens import CellIds, CellTokens
 from models.decoder.cache import KVCache
 from models.decoder.packed import cache_dtype
 from models.decoder.positions import AxisPositions
-from models.decoder.transformer import Decoder, Join, join, logits_of
+from models.decoder.transformer import Decoder, Join, as_it_is, join, logits_of
 from models.graphs import context_bucket, row_bucket
 from models.image_tokens import ImageTokens
 
@@ -134,7 +134,7 @@ class Execution:
     # Records the parts of a step and replays them, so that passes are rounded up to few shapes; None: calls
     # them directly.
     run: Run | None = None
-    join: Join = join  # or compiled_join()
+    compile: Callable[[Any], Any] = as_it_is  # or transformer.compiled()
     cache: type[KVCache] = KVCache
 
 
@@ -168,7 +168,8 @@ class ARTarget:
         self.ids, self.num_codes, self.first_code = ids, len(ids.codes), ids.codes.start
         self.branches, self.max_prompt = branches, max_prompt
         self._prompts = [0] * slots  # rows of the prompt in each slot
-        self.join = execution.join
+        self.compile = execution.compile
+        self.join: Join = self.compile(join)
         self.device = weight.device
         config = decoder.config
         capacity = max_prompt + grid.length + max_nodes

@@ -20,6 +20,7 @@ from adt_tree.roles import Prefix, Request, Scored, run_directly
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
+from models.decoder.transformer import as_it_is
 
 CODES = 4
 CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
@@ -39,7 +40,7 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 class TabularTarget:
     """A Target whose logits are a table [G, S, V], on its device."""
 
-    num_codes, few_shapes, run = CODES, False, staticmethod(run_directly)
+    num_codes, few_shapes, run, compile = CODES, False, staticmethod(run_directly), staticmethod(as_it_is)
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots, self.device = logits, grid, slots, logits.device
@@ -83,12 +84,16 @@ class TabularDrafter:
 
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: None) -> tuple[Tensor, Tensor]:
         last = (count - 1).clamp(min=0)[:, None]  # a released slot has no pairs
-        logits, features_out = self.expand(
-            codes.gather(1, last), features.gather(2, last[None, ..., None]), codes, 0
-        )
+        roots, features = codes.gather(1, last), features.gather(2, last[None, ..., None])
+        logits, features_out = self.expand(roots, roots, features, roots, None)
         return logits[:, :, 0], features_out[:, :, 0]
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    def places(self, depths: Tensor, widths: Sequence[int]) -> list[None]:
+        return [None] * len(widths)
+
+    def expand(
+        self, codes: Tensor, above: Tensor, features: Tensor, ancestors: Tensor, place: None
+    ) -> tuple[Tensor, Tensor]:
         # States beyond the image occur below leaves that are never accepted, so their logits do not matter.
         state = append(features[0, ..., 0].long(), codes)
         features_out = (state % 2**20)[None, ..., None].float()

@@ -101,6 +101,17 @@ def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None
             assert (group[:, length + 3 :] == float("-inf")).all()
 
 
+def test_a_tree_that_is_never_committed_stands_at_the_same_entries_in_all_rows() -> None:
+    cache = KVCache(torch.zeros(1, 2, 2, 1, 24, 4), torch.tensor(LENGTHS))
+    positions, entries, mask = cache.scratch(torch.tensor([0, 0, 1]), 6)
+    assert positions.tolist() == [[length, length, length + 1] for length in LENGTHS]
+    before = mask.shape[-1]
+    assert before >= 6 and (before + 3) % ALIGNMENT == 0
+    assert (entries % 24 == torch.arange(before, before + 3)[:, None]).all()
+    assert entries.unique().numel() == entries.numel() == 2 * 3 * 2
+    assert [int((row == 0).sum()) for row in mask] == LENGTHS and mask[mask != 0].isneginf().all()
+
+
 def test_every_image_reads_its_own_slots() -> None:
     """A pass leaves out the second of four images in two branches."""
     lengths = [5, None, 6, 7]

@@ -18,6 +18,7 @@ import torch
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
 from adt_tree.method import LANTERN_SUFFIX, Lantern, Method
+from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
@@ -36,6 +37,7 @@ LAYERS = 2  # of a decoder; under graphs a pass is one launch with any number of
 STEPS = 8  # consecutive steps that are counted; they cross the end of a row
 TOLERANCE = 2  # launches by which a step may differ from the stored number
 CLASSES = "llamagen_c2i"  # LlamaGen's class-conditional 3B, whose heads have 100 numbers
+LEVEL = 49  # launches of a level of drafting
 SOUND = "llamagen ar eager sampled 1"  # the case that the controls spoil
 # Launches of a step by case: family, method, rule if it is not the coupled one, mode, temperature, images.
 LAUNCHES = {
@@ -169,6 +171,16 @@ def run(
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_step_launches_reads_and_holds_what_it_should(name: str) -> None:
     assert problems(case_of(name), LAUNCHES[name]) == []
+
+
+def test_a_level_of_drafting_launches_few_kernels() -> None:
+    """Without graphs. They are the launches by which steps differ whose trees differ in their depth."""
+    case, launches = case_of("anole eagle-2 eager greedy 1"), []
+    for depth in (4, 5):
+        method = replace(case.method, tree=TreeShape(depth, 10, 58))
+        (fault,) = problems(replace(case, method=method), 0)
+        launches.append(int(fault.split()[1]))
+    assert launches[1] - launches[0] == LEVEL
 
 
 def test_faults_in_every_commit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import DraftState, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
-from adt_tree.sampling import Sampling, guide, log_probs
+from adt_tree.sampling import Sampling, guide
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import BatchShapes, DraftTree, Topology
 from models.cell_tokens import CellIds
@@ -45,7 +46,7 @@ def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Ten
     silent = PositionNoise(torch.zeros(1, SHAPE.depth + 1, logits.shape[-1]), None)
     shapes = BatchShapes.of([SHAPE], root.device)
     settings = SAMPLING.as_tensors(logits)
-    return growth(drafter, settings, DraftState(log_probs(logits, settings), feature, root, shapes, silent))
+    return growth(drafter, settings, DraftState(logits, feature, root, shapes, silent))
 
 
 def check_tree(tree: str, drafted: DraftTree, cycle: dict[str, Tensor], first: int) -> None:
@@ -73,8 +74,11 @@ class Recorder:
     drafter: EagleDrafter
     levels: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        logits, hidden = self.drafter.expand(codes, features, ancestors, depth)
+    def places(self, depths: Tensor, widths: Sequence[int]) -> Sequence[Any]:
+        return self.drafter.places(depths, widths)
+
+    def expand(self, codes: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        logits, hidden = self.drafter.expand(codes, *rest)
         self.levels.append((codes[0], hidden[:, 0]))
         return logits, hidden
 

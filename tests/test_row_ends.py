@@ -173,9 +173,11 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int, alignment:
         new = torch.tensor([cells[root - pairs + 1 : root + 1]]).expand(2, -1)
         _, feature = drafter.extend(features, new, torch.full((2,), pairs), drafter.context([root, root]))
         drafted_features = [feature[0, 1]]
+        places = drafter.places(torch.arange(3), [1] * 3)
         for depth, code in enumerate(cells[root + 1 : root + 4]):
-            seen = torch.ones(2, 1, depth + 1, dtype=torch.bool)
-            _, grown = drafter.expand(torch.full((2, 1), code), feature[:, :, None], seen, depth)
+            seen = (torch.arange(3) <= depth).expand(2, 1, -1)
+            pair = torch.full((2, 1), code), torch.full((2, 1), cells[root + depth])
+            _, grown = drafter.expand(*pair, feature[:, :, None], seen, places[depth])
             feature = grown[:, :, 0]
             drafted_features.append(feature[0, 1])
         known = prompt.conditional + tokens[: root + 1]

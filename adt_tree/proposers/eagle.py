@@ -4,7 +4,7 @@ The network predicts the target's next feature from the features so far; the tar
 logits. After every step it reads the features that the target computed along the accepted path, and drafts
 from the last of them.
 
-Dimensions: G guidance branches, B images, A path nodes, W nodes of a level, E nodes expanded so far, L
+Dimensions: G guidance branches, B images, A path nodes, W nodes of a level, E nodes that a tree can expand, L
 levels, V codes, D features.
 """
 
@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
+from adt_tree.ranges import part
 from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Prefix, Run, run_directly
 from adt_tree.sampling import PassSampling, filtered, force, log_probs
 from adt_tree.static_trees import StaticTree
@@ -31,11 +33,11 @@ from adt_tree.verify import Rule, Verdict
 class DraftState:
     """The drafter's state at the roots, and the shapes of the trees to grow from it."""
 
-    log_q: Tensor  # [B, V] the drafter's log-distribution after the root
+    logits: Tensor  # [G, B, V] the drafter's logits after the root
     feature: Tensor  # [G, B, D] the drafter's feature of the root
     last_codes: Tensor  # [B] the roots
     shapes: BatchShapes
-    noise: PositionNoise  # of the position of each level; there are shapes.levels
+    noise: PositionNoise  # of shapes.depth positions, so that its layout does not depend on shapes.levels
 
 
 # Grows a tree per image from the drafter's state at the roots.
@@ -82,8 +84,9 @@ class EagleProposer:
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        context, noise = self.drafter.context(committed), noise_below(shapes.levels)
-        return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
+        context, noise = self.drafter.context(committed), noise_below(shapes.depth)
+        with part("drafter"):
+            return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
 
     def _grow(
         self,
@@ -95,8 +98,7 @@ class EagleProposer:
         sampling: PassSampling,
     ) -> DraftTree:
         logits, feature = self.drafter.extend(*pairs, context)
-        log_q = log_probs(logits[:, :, None], sampling, noise.level(0).forced)[:, 0]
-        state = DraftState(log_q, feature, last_codes, shapes, noise)
+        state = DraftState(logits, feature, last_codes, shapes, noise)
         return self.growth(self.drafter, sampling, state)
 
     def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
@@ -123,60 +125,117 @@ def proposer(setup: MethodOnModel, topology: Topology | None, keep_q: bool) -> E
     StaticGrowth."""
     target = setup.target
     drafter = setup.model.drafter(target, setup.shape.depth, setup.shape.width)
-    growth: Growth = grow_dynamic if topology is None else StaticGrowth(topology, keep_q, target.device)
+    growth: Growth = partial(grow_dynamic, expand=target.compile(expand_level))
+    if topology is not None:
+        growth = StaticGrowth(topology, keep_q, target.device)
     return EagleProposer(drafter, growth, target.slots, target.run)
 
 
-def grow_dynamic(drafter: Drafter, sampling: PassSampling, state: DraftState) -> DraftTree:
+class Frontier(NamedTuple):
+    """The W nodes of every image that expand next. A tuple, because torch.compile returns no dataclasses."""
+
+    codes: Tensor  # [B, W] int64
+    above: Tensor  # [B, W] int64: the codes of their parents
+    scores: Tensor  # [B, W]
+    features: Tensor  # [G, B, W, D] the drafter's features of their parents
+    ancestors: Tensor  # [B, W, E] bool: their ancestors among the E nodes
+
+
+def expand_level(
+    drafter: Drafter,
+    sampling: PassSampling,
+    frontier: Frontier,
+    noise: PositionNoise,
+    outside: Tensor,
+    itself: Tensor,
+    place: Any,
+) -> tuple[Tensor, Tensor, Tensor, Frontier]:
+    """Expands a level, by one function of tensors, which --compile compiles. Returns codes and scores of the
+    children [B, W * W], the numbers of the W children that expand next [B, W], and the next frontier.
+
+    noise: of the children's position. outside [B, W]: -inf for the ranks of siblings that lie outside the
+    shape of an image, else 0. itself [W, E]: which of the E nodes the frontier is. place: see Drafter.places.
+    """
+    width, ancestors = frontier.codes.shape[1], frontier.ancestors | itself
+    logits, features = drafter.expand(frontier.codes, frontier.above, frontier.features, ancestors, place)
+    score, child = best_children(logits, sampling, noise, width)  # [B, W, W]
+    codes = child.flatten(1)
+    scores = (score + frontier.scores[..., None] + outside[:, None]).flatten(1)
+    best_scores, best = scores.topk(width, dim=1)
+    parent = best // width
+    following = Frontier(
+        codes=codes.gather(1, best),
+        above=frontier.codes.gather(1, parent),
+        scores=best_scores + outside,
+        features=features.gather(2, parent[None, ..., None].expand_as(features)),
+        ancestors=ancestors.gather(1, parent[..., None].expand_as(ancestors)),
+    )
+    return codes, scores, best, following
+
+
+def grow_dynamic(
+    drafter: Drafter,
+    sampling: PassSampling,
+    state: DraftState,
+    expand: Callable[..., tuple[Tensor, Tensor, Tensor, Frontier]] = expand_level,
+) -> DraftTree:
     """Returns trees grown as in EAGLE-2: on every level the best `width` nodes expand to their `width` best
     children, and of all these nodes the best `budget` form the tree.
 
     The children of a node are the codes of greatest log q + G, with the noise G of their position (0 at
     temperature 0). The confidence of a child is its log softmax(log q + G), and the score of a node is the
     sum of the confidences along its path. All images grow to the largest shape; the nodes outside the shape
-    of an image have the score -inf.
-
-    The frontier is the W nodes per image that expand next: their codes and scores [B, W], their indices in
-    the pool (`node`), features, and ancestors [B, W, E] over all nodes expanded so far.
+    of an image have the score -inf. expand: expand_level(), or its compiled form.
     """
-    depth, width, _ = state.shapes.limits.unbind(1)
-    images, max_width = len(state.last_codes), state.shapes.width
-    rank = torch.arange(max_width, device=state.last_codes.device)
-    beyond = rank >= width[:, None]  # [B, W] ranks outside the width of an image
-    eye = torch.eye(max_width, dtype=torch.bool, device=rank.device).expand(images, -1, -1)
-
-    score, code = best_children(state.log_q + state.noise.gumbel[:, 0], max_width)
-    score = score.masked_fill(beyond | (depth < 1)[:, None], float("-inf"))
-    pools = [Pool(code, score, torch.full_like(code, -1), code.new_ones(max_width))]
-    node = rank.expand(images, -1)
-    features = state.feature[:, :, None].expand(-1, -1, max_width, -1)
-    ancestors = eye
-    for level in range(2, state.shapes.levels + 1):
-        logits, features = drafter.expand(code, features, ancestors, level - 2)
-        noise = state.noise.level(level - 1)
-        # Neither log q nor the confidence of other codes is needed, so nothing is normalised here.
-        unnormalised = force(filtered(logits, sampling), noise.forced)
-        value, child = best_children(unnormalised + noise.gumbel, max_width)  # [B, W, W]
-        total = value + score[..., None]
-        total = total.masked_fill((beyond | (depth < level)[:, None])[:, None], float("-inf")).flatten(1)
-        child = child.flatten(1)
-        depths = child.new_full((child.shape[1],), level)
-        pools.append(Pool(child, total, node.repeat_interleave(max_width, dim=1), depths))
-        score, best = total.topk(max_width, dim=1)
-        score = score.masked_fill(beyond, float("-inf"))
-        code, parent = child.gather(1, best), best // max_width
+    shapes, roots, width = state.shapes, state.last_codes, state.shapes.width
+    depth, widths, _ = shapes.limits.unbind(1)
+    rank, level = (torch.arange(size, device=roots.device) for size in (width, shapes.depth))
+    absent = (rank >= widths[:, None]) | (level[:, None, None] >= depth[:, None])  # [L, B, W]
+    outside = state.logits.new_zeros(absent.shape).masked_fill_(absent, float("-inf"))
+    # Every level has tensors of the same layout, so that one compiled function serves all.
+    expanded_nodes = (shapes.depth - 1) * width
+    itself = torch.eye(expanded_nodes, dtype=torch.bool, device=roots.device).split(width)
+    places = drafter.places(level[:-1].repeat_interleave(width), [width] * (shapes.depth - 1))
+    score, code = best_children(state.logits[:, :, None], sampling, state.noise.level(0), width)
+    frontier = Frontier(
+        codes=code[:, 0],
+        above=roots[:, None].repeat(1, width),
+        scores=score[:, 0] + outside[0],
+        features=state.feature[:, :, None].repeat(1, 1, width, 1),
+        ancestors=absent.new_zeros(len(roots), width, expanded_nodes),
+    )
+    codes, scores, expanded = [frontier.codes], [frontier.scores], list[Tensor]()
+    node = rank.expand(len(roots), -1)  # of the frontier: indices in the pool
+    for below in range(1, shapes.levels):
+        noise, of_level = state.noise.level(below), (outside[below], itself[below - 1], places[below - 1])
+        code, score, best, frontier = expand(drafter, sampling, frontier, noise, *of_level)
+        codes.append(code)
+        scores.append(score)
+        expanded.append(node)
         # The pool holds W nodes of level 1, then W * W nodes of each further level.
-        node = max_width + (level - 2) * max_width**2 + best
-        features = features.gather(2, parent[None, ..., None].expand_as(features))
-        ancestors = torch.cat((ancestors.gather(1, parent[..., None].expand_as(ancestors)), eye), dim=2)
-    return select(Pool.join(pools), state.shapes, state.last_codes)
+        node = width + (below - 1) * width**2 + best
+    parents = torch.cat((node[:, :0], *expanded), dim=1).repeat_interleave(width, dim=1)
+    number = torch.arange(-width, parents.shape[1], device=roots.device)
+    pool = Pool(
+        codes=torch.cat(codes, dim=1),
+        scores=torch.cat(scores, dim=1),
+        parents=F.pad(parents, (width, 0), value=-1),
+        depths=number // width**2 + 2,
+    )
+    return select(pool, shapes, roots)
 
 
-def best_children(perturbed: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Returns the log-confidences log softmax(perturbed) of the `width` best codes, and these codes, both
-    [..., width]. perturbed [..., V]: log q + G, up to a constant."""
-    value, code = perturbed.topk(width, dim=-1)
-    return value - perturbed.logsumexp(dim=-1, keepdim=True), code
+def best_children(
+    logits: Tensor, sampling: PassSampling, noise: PositionNoise, width: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-confidences log softmax(log q + G) of the `width` best codes after every node, and
+    these codes, both [B, W, width].
+
+    logits [G, B, W, V]: the drafter's; q is the distribution that they give. noise: of the next position.
+    """
+    # log q itself is never normalised: the softmax of log q + G does that.
+    log_q = force(filtered(logits, sampling), noise.forced)
+    return (log_q + noise.gumbel).log_softmax(dim=-1).topk(width, dim=-1)
 
 
 class StaticGrowth:
@@ -193,6 +252,9 @@ class StaticGrowth:
         self._parents = torch.tensor(tree.parents, device=device)
         self._depths = torch.tensor(tree.depths, device=device)
         self._ancestors = tree.ancestors().to(device)
+        self._widths = [len(nodes) for nodes in tree.levels[1:]]
+        expanded = [node for nodes in tree.levels[1:] for node in nodes]
+        self._expanded = torch.tensor(expanded, dtype=torch.int64, device=device)
         self._levels = [self._level(depth) for depth in range(tree.depth)]
 
     def _level(self, depth: int) -> _Level:
@@ -212,28 +274,27 @@ class StaticGrowth:
         """Returns the trees, without the levels below the deepest shape of the batch."""
         max_depth, last_codes = state.shapes.depth, state.last_codes
         images, nodes = len(last_codes), sum(depth <= max_depth for depth in self.tree.depths)
-        log_q, features = state.log_q[:, None], state.feature[:, :, None]
+        logits, features = state.logits[:, :, None], state.feature[:, :, None]
         codes = last_codes[:, None].repeat(1, nodes)
         valid = self._depths[:nodes] <= state.shapes.limits[:, :1]
-        confidence = log_q.new_zeros(images, nodes)
-        q = log_q.new_zeros(images, nodes, log_q.shape[-1]) if self.keep_q else None
-        expanded = last_codes.new_empty(0)
+        confidence = logits.new_zeros(images, nodes)
+        q = logits.new_zeros(images, nodes, logits.shape[-1]) if self.keep_q else None
+        places = drafter.places(self._depths[self._expanded] - 1, self._widths)
         for depth, level in enumerate(self._levels[: state.shapes.levels]):
             noise = state.noise.level(depth)
             if depth:
-                expanded = torch.cat((expanded, level.nodes))
-                mask = self._ancestors[level.nodes][:, expanded].expand(images, -1, -1)
+                ancestors = self._ancestors[level.nodes][:, self._expanded].expand(images, -1, -1)
+                pair = codes[:, level.nodes], codes[:, self._parents[level.nodes]]
                 features = features[:, :, level.parents]
-                logits, features = drafter.expand(codes[:, level.nodes], features, mask, depth - 1)
-                log_q = log_probs(logits, sampling, noise.forced)
-            value, code = best_children(log_q + noise.gumbel, self.tree.width)
+                logits, features = drafter.expand(*pair, features, ancestors, places[depth - 1])
+            value, code = best_children(logits, sampling, noise, self.tree.width)
             value = value[:, level.child_parents, level.ranks]
             codes[:, level.children] = code[:, level.child_parents, level.ranks]
             parents = self._parents[level.children]
             valid[:, level.children] &= value.isfinite() & valid[:, parents]
             confidence[:, level.children] = value + confidence[:, parents]
             if q is not None:
-                q[:, level.nodes] = log_q.exp()
+                q[:, level.nodes] = log_probs(logits, sampling, noise.forced).exp()
         parents, depths = (x[:nodes].expand(images, -1) for x in (self._parents, self._depths))
         ancestors = self._ancestors[:nodes, :nodes].expand(images, -1, -1)
         return DraftTree(codes, parents, depths, ancestors, valid, max_depth, self.tree.width, q, confidence)

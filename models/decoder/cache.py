@@ -36,7 +36,7 @@ class AttentionMetadata:
     with N = 2 nodes and G = 2 heads, the rows are (node 0, head 0), (1, 0), (0, 1), (1, 1).
     """
 
-    entries: Tensor  # [R * N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
+    entries: Tensor  # [R, N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of entries that attention reads; no node attends to a later one
@@ -76,7 +76,7 @@ class AttentionMetadata:
         flat = store.view(-1, store.shape[-1])
         if flat.shape[-1] > kv.shape[-1]:
             flat = flat.narrow(-1, 0, kv.shape[-1])
-        flat.index_put_((self.entries,), kv.to(store.dtype))
+        flat.index_put_((self.entries,), kv.to(store.dtype).view(*self.entries.shape, -1))
         key, value = store.narrow(3, 0, self.context_len).unbind(1)
         return key, value
 
@@ -229,6 +229,24 @@ class KVCache:
             kernel=self.kernel,
         )
 
+    def scratch(self, depths: Tensor, bound: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Places the N nodes of a tree that is never committed behind all prefixes, at the same entries in
+        rows of any length.
+
+        depths [N]: as in metadata(). bound: an upper bound on all lengths. Returns positions and entries as
+        in AttentionMetadata, and an additive mask of the C entries before these nodes, [R, 1, C]: 0 in the
+        prefix. C + N is a multiple of ALIGNMENT.
+        """
+        end = aligned(bound + len(depths))
+        first = end - len(depths)
+        assert end <= self.capacity, "the cache is too small for the tree"
+        positions = self.position[:, None] + depths
+        if self.axes is not None:
+            positions = self.axes.place(positions)
+        mask = torch.zeros(len(self.length), 1, first, dtype=self.store.dtype, device=self.store.device)
+        mask.masked_fill_((self._columns[:first] >= self.length[:, None])[:, None], float("-inf"))
+        return positions, self._flat_entries(self._columns[first:end]), mask
+
     def _rows(self, lengths: Sequence[int | None]) -> slice | Tensor:
         """Returns the rows that metadata() does not leave out."""
         if None not in lengths:
@@ -282,5 +300,5 @@ class KVCache:
 
     def _flat_entries(self, entries: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
         """Returns the indices of entries [R, N] of some rows in the flat view of a layer, for every head of
-        keys and of values: [R * N, 2 * Hkv] int64."""
-        return (self._starts[rows] + entries[..., None]).flatten(0, 1)
+        keys and of values: [R, N, 2 * Hkv] int64."""
+        return self._starts[rows] + entries[..., None]

@@ -203,12 +203,17 @@ def join(block: Block, after: Block, x: Tensor, mixed: Tensor, rotation: Tensor)
 Join = Callable[..., tuple[Tensor, ...]]  # the signature of join()
 
 
+def as_it_is(function: Any) -> Any:
+    """Returns the function. It takes the place of compiled()."""
+    return function
+
+
 @cache
-def compiled_join() -> Join:
-    """Returns join() compiled by torch.compile, for CUDA: about 10 kernels a layer instead of 16 to 18. It is
-    compiled once for every number of rows, for all layers together."""
-    compiled: Any = torch.compile  # Any, because the type of torch.compile does not declare recompile_limit
-    return compiled(join, fullgraph=True, dynamic=False, recompile_limit=MAX_COMPILED)
+def compiled(function: Any) -> Any:
+    """Returns a function of tensors compiled by torch.compile, for CUDA: join() takes about 10 kernels
+    instead of 16 to 18. It is compiled once for every layout of the tensors, for all layers together."""
+    compile_: Any = torch.compile  # Any, because its type does not declare recompile_limit
+    return compile_(function, fullgraph=True, dynamic=False, recompile_limit=MAX_COMPILED)
 
 
 def make_head(config: DecoderConfig) -> nn.Linear | nn.Sequential:
@@ -294,7 +299,7 @@ class Decoder(Positioned):
 
     def forward(self, x: Tensor, cache: KVCache, meta: AttentionMetadata, join: Join = join) -> Tensor:
         """Returns the features [R, N, D], after the final norm, of embedded nodes x [R, N, D] placed by meta.
-        join: join() or compiled_join()."""
+        join: join(), or its compiled form."""
         shape, rotation = x.shape, self.rotations(meta.positions).flatten(0, 1)
         x = x.flatten(0, 1)  # [R * N, D]: layers work on a matrix
         *stores, last_store = cache.layers
