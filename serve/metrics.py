@@ -22,9 +22,9 @@ class Metrics:
 
     def __init__(self, replica: str) -> None:
         self._registry, self._replica = CollectorRegistry(), replica
-        # Committed codes and target calls of all images, and seconds of all steps.
-        self._codes = self._calls = self._seconds = 0.0
-        self._committed = self._add(Counter, "adt_codes", "codes that were committed")
+        self._codes = self._add(Counter, "adt_codes", "codes that were committed")
+        self._calls = self._add(Counter, "adt_target_calls", "target calls, one for each image of a pass")
+        self._seconds = self._add(Counter, "adt_decoding_seconds", "seconds of all steps")
         self.refused = self._add(Counter, "adt_refused", "requests that the full queue refused")
         meaning = "from a request to the first picture of its stream"
         self.first_partial = self._add(Histogram, "adt_first_partial_seconds", meaning)
@@ -32,29 +32,21 @@ class Metrics:
         self._image = self._add(Histogram, "adt_image_seconds", "from a request to a finished image")
         images = Counter("adt_images", "images by outcome", ("replica", "outcome"), registry=self._registry)
         self.images = {outcome: images.labels(replica, outcome) for outcome in OUTCOMES}
-        self._gauge("adt_tau", "codes per target call", lambda: self._codes / max(self._calls, 1))
-        rate = "codes per second of decoding"
-        self._gauge("adt_codes_per_second", rate, lambda: self._codes / max(self._seconds, 1e-9))
 
     def _add(self, kind: type, name: str, text: str) -> Any:
         buckets = {"buckets": SECONDS} if kind is Histogram else {}
         return kind(name, text, ("replica",), registry=self._registry, **buckets).labels(self._replica)
 
-    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        Gauge(name, text, ("replica",), registry=self._registry).labels(self._replica).set_function(value)
-
     def watch(self, waiting: Callable[[], int], flying: Callable[[], int]) -> None:
         """Shows the length of the queue and the number of images in flight."""
-        self._gauge("adt_queue_images", "images that wait for a slot", waiting)
-        self._gauge("adt_in_flight_images", "images in slots", flying)
+        self._add(Gauge, "adt_queue_images", "images that wait for a slot").set_function(waiting)
+        self._add(Gauge, "adt_in_flight_images", "images in slots").set_function(flying)
 
     def count(self, steps: Sequence[Step]) -> None:
         """Counts one step of the engine. steps: its record for every image that took part."""
-        codes = sum(step.accepted + 1 for step in steps)
-        self._committed.inc(codes)
-        self._codes += codes
-        self._calls += len(steps)
-        self._seconds += steps[0].ms / 1e3 if steps else 0.0
+        self._codes.inc(sum(step.accepted + 1 for step in steps))
+        self._calls.inc(len(steps))
+        self._seconds.inc(steps[0].ms / 1e3 if steps else 0.0)
 
     def finish(self, seconds: float) -> None:
         """Counts an image that was finished so many seconds after its request."""
