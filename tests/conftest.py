@@ -45,6 +45,25 @@ def pipe(tiny_checkpoint: Path) -> Pipeline:
     return Pipeline.from_pretrained(str(tiny_checkpoint), device="cpu", precision="fp32")
 
 
+@pytest.fixture(scope="session")
+def load_emu3(checkpoints: Checkpoints) -> Callable[[], Any]:
+    """Returns a function that loads transformers' model of the tiny Emu3 in fp32."""
+
+    def load() -> Any:
+        import transformers
+
+        path = checkpoints["emu3"].path
+        return transformers.Emu3ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def emu3(load_emu3: Callable[[], Any]) -> Any:
+    """Returns that model. Tests must not change it."""
+    return load_emu3()
+
+
 @pytest.fixture(scope="module")
 def live(request: pytest.FixtureRequest, pipe: Pipeline) -> Iterator[Running]:
     """Serves the tiny checkpoint with the test module's SETTINGS."""
@@ -68,18 +87,20 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
-@pytest.fixture
-def command(checkpoints: Checkpoints, tmp_path: Path) -> Command:
-    """Returns a function that builds the words of generate_images for the tiny checkpoint and five prompts.
-    It takes the name of the output folder and more options."""
-    prompts = tmp_path / "prompts.txt"
+@pytest.fixture(scope="session")
+def words_of_run(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Returns the words of generate_images for the tiny checkpoint and five prompts. The output folder is to
+    be appended."""
+    prompts = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     prompts.write_text("red heart\npizza\ncat face\nsun\nrocket\n")
-    fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0", "--output_dir"]
+    fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0"]
+    return ["generate_images", *fixed, "--output_dir"]
 
-    def words(folder: str, *more: object) -> list[str]:
-        return ["generate_images", *fixed, str(tmp_path / folder), *map(str, more)]
 
-    return words
+@pytest.fixture
+def command(words_of_run: list[str], tmp_path: Path) -> Command:
+    """Returns a function that appends the name of the output folder, and more options, to these words."""
+    return lambda folder, *more: [*words_of_run, str(tmp_path / folder), *map(str, more)]
 
 
 @pytest.fixture

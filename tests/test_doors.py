@@ -1,25 +1,26 @@
 """Bad values through every door: each door that takes a field refuses them in one line that names the field.
 
-A door is a function that gives a value to one field of a call and returns the line of the refusal.
+A door is a function that gives a value to one field of a call and returns the line of the refusal. The types
+of settings are a door too.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
 from math import inf, nan
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from adt_tree import Lantern, Pipeline, Sampling, generate
-from adt_tree.errors import UserError
+from adt_tree import AdaptiveTree, Lantern, Pipeline, Sampling, TreeShape, generate
+from adt_tree.errors import as_seed
 from models.family import LoadOptions
 from serve.settings import Settings
 from tests import tiny_transformers as tiny
+from tests.refusal import refusal
 
 SETTINGS = Settings(slots=1, max_prompt_tokens=32)  # of the fixture `live`
 Door = Callable[[pytest.FixtureRequest, str, object], str]
@@ -54,13 +55,6 @@ def http(fixtures: pytest.FixtureRequest, field: str, value: object) -> str:
     return answer.json()["error"]["message"]
 
 
-def refusal(call: Callable[[], object]) -> str:
-    """Returns the line with which a call is refused."""
-    with pytest.raises(UserError) as refused:
-        call()
-    return str(refused.value)
-
-
 def pipeline(fixtures: pytest.FixtureRequest, field: str, value: Any) -> str:
     """Gives the value to Pipeline."""
     pipe, folder = fixtures.getfixturevalue("pipe"), fixtures.getfixturevalue("tiny_checkpoint")
@@ -74,23 +68,15 @@ def pipeline(fixtures: pytest.FixtureRequest, field: str, value: Any) -> str:
     return refusal(lambda: pipe(**{"prompts": "sun"} | call))
 
 
-@cache
-def emu3(folder: Path) -> Any:
-    """Returns a model of transformers."""
-    import transformers
-
-    return transformers.Emu3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-
-
 def from_transformers(fixtures: pytest.FixtureRequest, field: str, value: Any) -> str:
     """Gives the value to Pipeline.from_transformers."""
-    model = emu3(fixtures.getfixturevalue("checkpoints")["emu3"].path)
+    model = fixtures.getfixturevalue("emu3")
     return refusal(lambda: Pipeline.from_transformers(model, None, options=LoadOptions(**{field: value})))
 
 
 def custom_generate(fixtures: pytest.FixtureRequest, field: str, value: Any) -> str:
     """Gives the value to transformers' generate, whose prompts are token ids."""
-    model, words = emu3(fixtures.getfixturevalue("checkpoints")["emu3"].path), tiny.emu3_vocabulary()
+    model, words = fixtures.getfixturevalue("emu3"), tiny.emu3_vocabulary()
     ids = [words[word] for word in (tiny.BEGIN, tiny.IMAGE_START, "3", "*", "5", tiny.IMAGE_TOKEN)]
     call = {"guidance_scale" if field == "guidance" else field: value}
     settings = {"do_sample": False, "max_new_tokens": 21, "custom_generate": generate, **call}
@@ -117,3 +103,39 @@ def test_a_bad_value_is_refused(request: pytest.FixtureRequest, door: str, field
     line = DOORS[door](request, field, value).strip()
     names = field, FLAGS.get(field, field), field.partition("_")[2] or field
     assert "\n" not in line and any(name in line for name in names)
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
+    "temperature": (lambda x: Sampling(temperature=x), (-1, 101, nan, inf, "1", None)),
+    "guidance": (lambda x: Sampling(guidance=x), (nan, -inf, -0.1, 1000, [3.0], True)),
+    "top_p": (lambda x: Sampling(top_p=x), (0, 1.01, nan, "0.9")),
+    "top_k": (lambda x: Sampling(top_k=x), (-1, 50.0, nan, "50", True)),
+    "lantern_delta": (lambda x: Lantern(delta=x), (-0.1, nan, 1e7, "0.1")),
+    "lantern_k": (lambda x: Lantern(k=x), (-1, 2.5, nan)),
+    "depth of a tree": (lambda x: TreeShape(x, 2, 4), (-1, 1.5, nan, "5")),
+    "adt_beta": (lambda x: AdaptiveTree(beta=x), (-1, nan, "x")),
+    "adt_width_max": (lambda x: AdaptiveTree(width_max=x), (-1, 4.0, nan)),
+    "seed": (as_seed, (True, 1.5, nan, "7", None, [7])),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_out_of_range_are_refused_where_they_are_given(name: str) -> None:
+    make, values = NUMBERS[name]
+    for value in values:
+        line = refusal(lambda value=value: make(value))
+        assert line.startswith(f"{name} {value!r}: ")
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    """Equal settings are equal values, whose texts stand in fingerprints of runs."""
+    sampling = Sampling(np.float32(0.5), np.int64(9), torch.tensor(0.25), np.float64(2))
+    assert repr(sampling) == repr(Sampling(0.5, 9, 0.25, 2.0))
+    assert repr(TreeShape(np.int64(5), torch.tensor(4), np.uint8(10))) == repr(TreeShape(5, 4, 10))
+    assert repr(Lantern(np.float64(0.5), np.int32(3))) == repr(Lantern(0.5, 3))
+
+
+def test_seeds_are_whole_numbers_of_64_bits() -> None:
+    whole = (7, np.int64(7), np.uint8(7), torch.tensor(7), 2**64 + 7)
+    assert [as_seed(value) for value in whole] == [7] * len(whole)
+    assert [as_seed(value) for value in (-1, 2**63 - 1, 2**63)] == [-1, 2**63 - 1, -(2**63)]

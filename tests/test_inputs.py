@@ -7,19 +7,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
 import pytest
-import torch
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from adt_tree.errors import UserError, as_seed
-from cli import serve
+from adt_tree.errors import UserError
 from cli.generate_images import Options
 from cli.parser import PATHS
 from cli.train_emoji import STAGES, stage_of
@@ -132,15 +129,6 @@ def test_paths_of_a_yaml_file(
     assert (tmp_path / "out" / "img" / "0.png").is_file()
 
 
-def test_a_key_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_bytes(BOM + b"secret\r\n")
-    assert serve.read_key(serve.Options.parse(["--api_key_file", str(file)])) == "secret"
-    file.write_bytes("secret".encode("utf-16"))
-    with pytest.raises(UserError, match="is not UTF-8"):
-        serve.read_key(serve.Options.parse(["--api_key_file", str(file)]))
-
-
 @pytest.mark.parametrize("order", ["<u2", ">u2"])
 def test_grey_of_16_bits_is_scaled_to_8(tmp_path: Path, order: str) -> None:
     grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -149,21 +137,6 @@ def test_grey_of_16_bits_is_scaled_to_8(tmp_path: Path, order: str) -> None:
     Image.fromarray(grey.astype(np.float32)).save(tmp_path / "b.tiff")
     with pytest.raises(UserError, match=r"b\.tiff.* mode F"):
         read_image(tmp_path / "b.tiff")
-
-
-@pytest.mark.parametrize(
-    ("value", "seed"), [(np.int64(7), 7), (-1, -1), (2**63, -(2**63)), (2**64, 0), (torch.tensor(5), 5)]
-)
-def test_any_integral_number_is_a_seed(value: Any, seed: int) -> None:
-    assert as_seed(value) == seed and torch.full((1,), as_seed(value)).item() == seed
-    expected = torch.rand(4, generator=torch.Generator().manual_seed(int(value) % 2**64))
-    assert torch.equal(torch.rand(4, generator=torch.Generator().manual_seed(seed)), expected)
-
-
-@pytest.mark.parametrize("value", ["7", 1.5, None, [1], True])
-def test_no_other_value_is_a_seed(value: object) -> None:
-    with pytest.raises(UserError, match="row"):
-        as_seed(value, "row")
 
 
 def test_a_prompt_that_is_emptied_or_cut_is_a_warning(

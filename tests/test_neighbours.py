@@ -3,6 +3,7 @@ table."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from adt_tree.relax import nearest_table
 from models.codecs.nearest_codes import find_table, read_table
 from tests.checkpoints import load
 from tests.golden import tensors
+from tests.refusal import refusal
 
 AMBIGUOUS = 5748  # the recorded row with two distances that fp32 cannot tell apart
 
@@ -77,9 +79,7 @@ DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
 def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, kind: str) -> None:
     change, named = DAMAGE[kind]
     np.save(table, change(np.load(table)))
-    with pytest.raises(CheckpointError, match=f"{table}.*{named}") as caught:
-        read_table(table, codebook, 40)
-    assert "\n" not in str(caught.value)
+    assert re.search(f"{table}.*{named}", refusal(lambda: read_table(table, codebook, 40), CheckpointError))
 
 
 @pytest.mark.parametrize("size", [0, 60, 5000])

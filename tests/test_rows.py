@@ -4,6 +4,8 @@ plain loop without a cache, and the AR baseline's where a row begins when the ro
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -28,6 +30,7 @@ from models.model import Model
 from tests.checkpoints import Checkpoints
 from tests.conftest import Command, Refused, Result
 from tests.decoding import chain, codes_of, model_of
+from tests.refusal import refusal
 from tests.tape import Machine
 from tests.test_engine import CODEBOOK, CODES, FIRST, GRID, IMAGES, decoder, net, reference
 from tests.test_row_ends import lined_model
@@ -253,7 +256,7 @@ def test_recorded_passes_give_the_same_images(
     assert 1 <= recorded.target.run.captured <= 8
 
 
-@pytest.mark.parametrize("name", ["anole", "lumina_mgpt", "llamagen", "janus_pro", "emu3"])
+@pytest.mark.parametrize("name", ["llamagen", "emu3"])
 def test_families(name: str, checkpoints: Checkpoints) -> None:
     """Rows of a model with row ends have one cell more, except for the last one."""
     pipe = Pipeline(checkpoints[name].load(need_drafter=False))
@@ -314,10 +317,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "words"), REFUSED)
-def test_refused(make: object, words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        make()
-    assert "\n" not in str(caught.value)
+def test_refused(make: Callable[[], object], words: str) -> None:
+    assert re.search(words, refusal(make))
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd", "self-draft"])
@@ -353,9 +354,7 @@ def test_bench(checkpoints: Checkpoints, result: Result, tmp_path: Path) -> None
 
 
 CLI = [
-    ("--method ar --row_start 2", "--row_start 2: method ar does not read it"),
     ("--method self-draft --row_lag start", "--row_lag start: it needs --row_start"),
-    ("--method zipar --row_lag start", "--row_lag start: method zipar does not read it"),
     ("--method zipar --row_start 0", "--row_start: '0'"),
     ("--method zipar --row_start 9", "row_start 9: a row has 4 cells"),
     ("--method pjd --heatmaps 2", "--heatmaps 2"),

@@ -35,17 +35,13 @@ def check_form(answer: httpx.Response, status: int, param: str | None = None) ->
 
 
 WRONG: list[tuple[str, Any]] = [
-    ("n", 10**6), ("n", 0), ("n", -1), ("n", "4"), ("n", 1.5), ("n", True), ("n", [1]), ("n", 10**400),
-    ("temperature", "hot"), ("temperature", -1), ("temperature", 10**9), ("guidance", "3"),
-    ("guidance", -0.1), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2.5), ("seed", -1),
-    ("seed", 2**64), ("seed", "7"),
-    ("output_format", "../../etc/passwd"), ("output_format", "gif"), ("output_format", "svg"),
-    ("background", "transparent"), ("response_format", "url"), ("size", "1024x1024"), ("size", 8),
-    ("method", "magic"), ("method", {"a": 1}), ("lantern", {"delta": -1}), ("lantern", {"k": 10**6}),
-    ("lantern", {"table": "x"}), ("partial_images", 4), ("partial_images", 1), ("partial_rows", 0),
-    ("partial_rows", 1), ("output_compression", 101), ("output_compression", 50), ("quality", "best"),
-    ("stream", "yes"), ("prompt", ""), ("prompt", 5), ("prompt", "\ud800"), ("prompt", "x" * 400),
-    ("image", "x"), ("__class__", 1), ("mask", {}), ("\ud800", 1),
+    ("n", 10**6), ("n", 0), ("n", "4"), ("n", True), ("n", 10**400), ("temperature", 10**9), ("seed", -1),
+    ("seed", 2**64), ("output_format", "../../etc/passwd"), ("background", "transparent"),
+    ("response_format", "url"), ("size", "1024x1024"), ("size", 8), ("method", {"a": 1}),
+    ("lantern", {"k": 10**6}), ("lantern", {"table": "x"}), ("partial_images", 4), ("partial_images", 1),
+    ("partial_rows", 0), ("partial_rows", 1), ("output_compression", 101), ("output_compression", 50),
+    ("quality", "best"), ("stream", "yes"), ("prompt", 5), ("prompt", "\ud800"), ("prompt", "x" * 400),
+    ("image", "x"), ("__class__", 1), ("\ud800", 1),
 ]  # fmt: skip
 
 

@@ -157,8 +157,8 @@ def test_beyond_this_machine_only_with_a_key(monkeypatch: pytest.MonkeyPatch, tm
         with pytest.raises(UserError, match=f"--host {host}"):
             command.run(parse("--host", host))
     key = tmp_path / "key"
-    for content in ("", " \n", "two words"):
-        key.write_text(content)
+    for content in (b"", b" \n", b"two words", "secret".encode("utf-16")):
+        key.write_bytes(content)
         with pytest.raises(UserError, match="key"):
             command.read_key(parse("--api_key_file", key))
     key.write_text("\ufeffsésame\n", encoding="utf-8")
