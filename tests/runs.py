@@ -23,7 +23,6 @@ def stopping(self, *arguments):
         os.kill(os.getpid(), signal_number)
     return original(self, *arguments)
 setattr(RunFolder, step, stopping)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
 runpy.run_path("main.py", run_name="__main__")
 """
 

@@ -7,24 +7,23 @@ import json
 import resource
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from adt_tree import decode
-from adt_tree.errors import UserError
+import main
+from adt_tree.errors import CheckpointError, UserError
 from cli.train_emoji import STAGES
 from eval.runs import process
 from eval.runs.process import worker
 from main import COMMANDS
 from tests.checkpoints import Checkpoints
 from tests.conftest import Command, Refused, Result, Run
-from tests.runs import images, python, record
+from tests.runs import python, record
 from training import drafter_states
 
 
-@pytest.mark.parametrize("command", ["", "generate_images", "bench", "train_drafter"])
+@pytest.mark.parametrize("command", ["", "generate_images"])
 def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
     code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
     seconds = []
@@ -57,15 +56,14 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert stored["peanut"] is True and "beta=0.5" in stored["fingerprint"]["tree"]
 
 
-EAGLE, ADT, STATIC = "--drafter_type eagle", "--drafter_type eagle --peanut", "--static_tree"
+EAGLE, ADT = "--drafter_type eagle", "--drafter_type eagle --peanut"
 REJECTION, RELAXED = "--verify rejection", "--lantern --lantern_delta 0.9"
 # Options of a run, and further options, each of which must change its output or its record. test_options.py
 # checks that all options of a method change the method.
 CHANGES = {
     EAGLE: [
-        "--random_seed 7", "--precision bf16", "--depth 1", ADT, STATIC, REJECTION, RELAXED, "--slice 1-3",
-        "--num_images 2", "--start_idx 2", "--end_idx 2", "--prompt moon", "--drafter_alignment unshifted",
-        "--drafter_type self-draft", "--drafter_type none",
+        "--random_seed 7", "--precision bf16", RELAXED, "--slice 1-3", "--num_images 2", "--start_idx 2",
+        "--end_idx 2", "--prompt moon", "--drafter_alignment unshifted",
     ],
     f"{REJECTION} {RELAXED} --static_tree": ["--rules reference"],
 }  # fmt: skip
@@ -163,33 +161,6 @@ def test_a_disk_that_fills_up_while_a_drafter_is_made(
     assert len((save / "log.jsonl").read_text().splitlines()) == 2
 
 
-def test_logits_that_are_no_numbers(
-    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert generate("o", "--drafter_type", "eagle")[0] == 0
-    whole = record(tmp_path / "o")
-    (tmp_path / "o").rename(tmp_path / "whole")
-    calls: list[torch.Tensor] = []
-    good_calls = 0
-
-    def broken(
-        logits: torch.Tensor, sampling: Any, *forced: Any, real: Any = decode.log_probs
-    ) -> torch.Tensor:
-        calls.append(logits)
-        return real(logits * float("nan") if len(calls) > good_calls else logits, sampling)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("adt_tree.decode.log_probs", broken)
-        for count in (0, 24):  # the fault comes at the first prefill, and within a later image
-            good_calls = count
-            calls.clear()
-            err = refused(*command("o", "--drafter_type", "eagle"))
-            assert "logits are not numbers" in err and err.startswith("error: image ")
-    assert "0.png" in images(tmp_path / "o")
-    assert generate("o", "--drafter_type", "eagle")[0] == 0
-    assert record(tmp_path / "o") == whole
-
-
 @pytest.mark.timeout(300)  # three processes import torch
 def test_accelerate_launch_trains_in_two_processes(
     checkpoints: Checkpoints, run: Run, tmp_path: Path
@@ -238,3 +209,36 @@ def test_a_command_for_one_process_refuses_a_launcher(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE=2" in refused(command)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("--cfg 7"), 2),
+        (CheckpointError("model.safetensors"), 2),
+        (OSError(28, "No space left on device", "img/1.png"), 2),
+        (MemoryError("8 GiB"), 2),
+        (FloatingPointError("image 3"), 2),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2),
+        (ValueError("a fault of ours"), 1),
+        (RuntimeError("a fault of ours"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_exit_status(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every class of error ends the command with its exit status and one line that names what the exception
+    names."""
+
+    def fail(argv: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "dispatch", fail)
+    with pytest.raises(type(error)):
+        main.main(["bench", "--debug"])
+    assert main.main(["bench"]) == status
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and str(error.args[-1] if error.args else "") in line
+    assert line.startswith("internal error: ") == (status == 1)

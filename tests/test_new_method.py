@@ -82,26 +82,15 @@ sys.exit(main.main(sys.argv[2:]))
 """
 
 
-def run(tmp_path: Path, *words: str) -> tuple[int, str, str]:
-    """Runs main.py with the module and the row added."""
-    (tmp_path / "copy_above.py").write_text(MODULE)
-    done = python("-c", SCRIPT.format(row=ROW.strip()), str(tmp_path), *words)
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_a_row_and_a_module_are_a_method_everywhere(checkpoints: Checkpoints, tmp_path: Path) -> None:
     """bench measures the method, its images are the AR baseline's, drafts are accepted, and --depth has an
     effect."""
     words = ["bench", *checkpoints["emoji"].words(), "--output_dir", str(tmp_path / "o")]
     words += "--methods copy-above --vary depth=1,3 --num_images 3 --warmup 0".split()
-    status, out, err = run(tmp_path, *words)
-    assert status == 0, err
-    rows = [row for row in json.loads(out.splitlines()[-1])["rows"] if row["method"] == "copy-above"]
+    (tmp_path / "copy_above.py").write_text(MODULE)
+    done = python("-c", SCRIPT.format(row=ROW.strip()), tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in json.loads(done.stdout.splitlines()[-1])["rows"] if row["method"] == "copy-above"]
     assert [row["varied"] for row in rows] == 2 * [{"depth": 1}, {"depth": 3}]
     assert all(row["exact"] and row["same_image"] == 1 and row["drafter_calls"] == 0 for row in rows)
     assert max(row["tau"] for row in rows) > 1
-
-
-def test_what_the_row_does_not_name_is_refused(tmp_path: Path) -> None:
-    status, _, err = run(tmp_path, *"generate_images --method copy-above --draft_top_k 2".split())
-    assert status == 2 and err.startswith("error: --draft_top_k") and "copy-above" in err
