@@ -1,5 +1,5 @@
-"""Alignments: under each, a drafter predicts what its network computes over whole sequences. The measured
-acceptance rates are those of decoding."""
+"""Alignments: which token a drafter reads beside a feature. The measured acceptance rates are those of
+decoding."""
 
 from __future__ import annotations
 
@@ -18,17 +18,8 @@ from adt_tree.verify import Verdict
 from models.acceptance_rates import PROMPT, acceptance_rates
 from models.alignment import Shifted, Unshifted
 from models.family import ALIGNMENTS, LoadOptions
-from models.model import Model
-from tests.checkpoints import Checkpoints, load
+from tests.checkpoints import Checkpoints
 from tests.conftest import Refused, Run
-
-SAMPLING = Sampling()
-
-
-@pytest.fixture(scope="module")
-def model(tiny_checkpoint: Path) -> Model:
-    """Returns the tiny model with its drafter."""
-    return load("emoji", tiny_checkpoint)
 
 
 def test_tokens_of_a_tree() -> None:
@@ -40,39 +31,6 @@ def test_tokens_of_a_tree() -> None:
     nodes, above = torch.tensor([[30, 31], [40, 41]]), torch.tensor([[12, 12], [20, 20]])
     assert unshifted.drafted(nodes, above) is above and Shifted().drafted(nodes, above) is nodes
     assert unshifted.committed(codes[:, :1], torch.tensor([1, 1]))[:, 0].tolist() == [12, 20]
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", ALIGNMENTS)
-def test_a_chain_is_the_network_over_the_sequence(model: Model, name: str) -> None:
-    """Committing pairs and then drafting a chain gives the features of a causal pass over the whole
-    sequence."""
-    prompt, codes = model.encode("red heart"), [5, 9, 2, 7, 7, 1]
-    target = model.target(1, SAMPLING, 1, prompt.length)
-    drafter = replace(model, alignment=name).drafter(target, 4, 1)
-    prefix = target.prefill(0, prompt)
-    generator = torch.Generator().manual_seed(0)
-    width = prefix.features[0].shape[-1]
-    new = torch.randn(2, 1, 3, width, generator=generator)  # features at the codes 5, 9, 2 of both branches
-    last = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
-    drafter.prefill(0, prompt, prefix)
-    one = torch.ones(1, dtype=torch.int64)
-    drafter.extend(last, torch.tensor([codes[:1]]), one, 0)
-    _, feature = drafter.extend(new, torch.tensor([codes[1:4]]), 3 * one, 4)
-    chain = [feature[:, 0]]
-    for depth, place in enumerate(drafter.places(torch.arange(2), [1, 1])):
-        above, code = torch.tensor([[codes[3 + depth]], [codes[4 + depth]]]).split(1)
-        seen = torch.arange(2)[None, None] <= depth
-        _, feature = drafter.expand(code, above, feature.view(2, 1, 1, -1), seen, place)
-        chain.append(feature[:, 0, 0])
-    for branch in range(2):
-        tokens = prompt.tokens(branch) + [code + model.first_code for code in codes]
-        features = torch.cat((prefix.features[branch], new[branch, 0]))
-        for drafted in chain:
-            entries = tokens[1 : len(features) + 1] if name == "published" else tokens[: len(features)]
-            whole = drafter.net.causal(torch.tensor([entries]), features[None])[0, -1]
-            torch.testing.assert_close(drafted[branch], whole, atol=1e-5, rtol=1e-5)
-            features = torch.cat((features, drafted[branch][None]))
 
 
 @torch.inference_mode()

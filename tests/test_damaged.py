@@ -96,11 +96,9 @@ def without_prompts(state: dict[str, torch.Tensor]) -> None:
 # The checkpoint, the file, the change, and words that the line must contain.
 CASES: list[tuple[str, str, Change, str]] = [
     ("llamagen file", "weights", None, ".pt"),
-    ("janus_pro", "model.safetensors", None, "model.safetensors"),
     ("lumina_mgpt", "weights", None, "model-00002-of-00002.safetensors"),
     ("anole", "weights", CUT, "model-00002-of-00002.safetensors"),
     ("llamagen file", "weights", CUT, ".pt"),
-    ("llamagen", "drafter/pytorch_model.bin", CUT, "pytorch_model.bin"),
     ("anole", "config.json", "[1]", "config.json"),
     ("anole", "drafter/config.json", put(vocab_size=9), "drafter"),
     ("emoji", "drafter/model.safetensors", without("layers.0.input_layernorm.weight"), "input_layernorm"),
@@ -128,7 +126,6 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("llamagen", "t5", None, "--text_encoder"),
     ("llamagen", f"{T5}/config.json", put(d_model=40), "flan-t5-xl"),
     ("llamagen", f"{T5}/model.safetensors", without("encoder.final_layer_norm.weight"), "final_layer_norm"),
-    ("llamagen", f"{T5}/model.safetensors", CUT, "flan-t5-xl"),
     ("llamagen", "drafter/config.json", put(input_type="t2i2"), "t2i2"),
     ("llamagen", "config.json", put(block_size=1024), "--model llamagen2"),
     ("llamagen", "config.json", put(block_size=18), "block_size"),
@@ -144,24 +141,17 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("emu3", "weights", without("vqmodel.decoder.conv_in.weight"), "decoder.conv_in.weight"),
     ("emu3", "config.json", lambda config: config["vocabulary_map"].pop("<|extra_200|>"), "<|extra_200|>"),
     ("emu3", "config.json", put(vocabulary_map={"<|extra_200|>": 5}), "<|extra_200|>"),
-    ("glm_image", "weights", CUT, "model.safetensors"),
-    ("glm_image", "weights", without("model.language_model.layers.1.self_attn.k_proj.bias"), "k_proj.bias"),
     ("glm_image", "weights", without("model.vqmodel.quantize.embedding.weight"), "quantize.embedding"),
     ("glm_image", "weights", resize((79, 64), "lm_head.weight"), "lm_head.weight"),
     ("glm_image", "config.json", put(image_start_token_id=3), "image_start_token_id"),
     ("glm_image", "config.json", put(image_end_token_id=80), "image_end_token_id"),
-    ("glm_image", "config.json", put(vq_config={"num_embeddings": 65}), "image_start_token_id"),
     ("glm_image", "config.json", put(text_config={"vision_vocab_size": 999}), "vision_vocab_size"),
     ("glm_image", "config.json", put(text_config={"rope_parameters": {"mrope_section": [1, 2]}}), "[1, 2]"),
-    ("glm_image", "config.json", put(text_config={"attention_bias": 3}), "attention_bias"),
     ("glm_image", "config.json", lambda config: config.pop("image_end_token_id"), "image_end_token_id"),
     ("glm_image", "generation_config.json", put(top_p=7), "top_p"),
     ("glm_image", f"{PROCESSOR}/tokenizer.json", None, "tokenizer.json"),
-    ("glm_image", f"{PROCESSOR}/tokenizer.json", "{", "tokenizer.json"),
-    ("glm_image", f"{PROCESSOR}/chat_template.jinja", None, "chat_template.jinja"),
     ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(bos_token="<sop>"), "64"),
     ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(grid_eos_token=None), "grid_eos_token"),
-    ("glm_image", PROCESSOR, None, "tokenizer.json"),
     ("simplear", "config.json", put(use_sliding_window=True), "use_sliding_window"),
     ("simplear", "config.json", put(vocab_size=64_000), "vocab_size"),
     ("simplear", "config.json", put(vocab_size=64_200), "embed_tokens"),
@@ -170,8 +160,6 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("liquid", "config.json", put(hidden_act="silu"), "hidden_activation"),
     ("liquid", "config.json", put(head_dim=5), "head size 5"),
     ("liquid", "config.json", put(use_bidirectional_attention=True), "use_bidirectional_attention"),
-    ("liquid", "weights", without("model.layers.0.input_layernorm.weight"), "input_layernorm"),
-    ("liquid", f"{VQGAN}/vqgan.ckpt", None, "vqgan.ckpt"),
 ]  # fmt: skip
 
 
@@ -183,14 +171,9 @@ def case_id(value: str | Change) -> str:
 
 @pytest.mark.parametrize(("name", "file", "change", "word"), CASES, ids=case_id)
 def test_damaged_files(
-    name: str,
-    file: str,
-    change: Change,
-    word: str,
-    checkpoints: Checkpoints,
-    tmp_path: Path,
+    name: str, file: str, change: Change, word: str, checkpoints: Checkpoints, tmp_path: Path,
     refused: Refused,
-) -> None:
+) -> None:  # fmt: skip
     files = checkpoints[name].copied(tmp_path / "copy")
     damage(part(files, file), change)
     if word == "t2i2":  # the number of codes tells a target's stage, and tiny models have another number
@@ -210,11 +193,8 @@ def test_damaged_files(
     ("name", "words", "word"),
     [
         ("janus_pro", "--prompt sun --model_path @emu3", "config.json"),
-        ("emu3", "--prompt sun --model_path @janus_pro", "config.json"),
         ("glm_image", "--prompt sun --model_path @emu3", "config.json"),
         ("simplear", "--prompt sun --model_path @liquid", "config.json"),
-        ("liquid", "--prompt sun --model_path @simplear", "config.json"),
-        ("janus_pro", "--prompt sun --model_path @glm_image", "config.json"),
         ("anole", "--prompt sun --model_path @lumina_mgpt", "--model lumina_mgpt"),
         ("lumina_mgpt", "--prompt sun --model_path @anole", "--model anole"),
         ("llamagen", "--class_labels 1,2", "--prompt"),
@@ -231,17 +211,11 @@ def test_damaged_files(
         ("glm_image", "--prompt sun --target_size 64", "--height"),
         ("glm_image", "--prompt sun --ratio 1:1", "--ratio"),
         ("glm_image", "--prompt sun --cfg 2", "--cfg 2"),
-        ("glm_image", "--prompt sun --height 100", "--height 100"),
-        ("glm_image", "--prompt sun --height 32 --width 9600", "--width 9600"),
         ("glm_image", "--prompt sun --record 1", "--record 1"),
         ("emoji", "--prompt sun --height 64", "--height 64"),
-        ("emoji", "--prompt sun --width 64", "--width 64"),
         ("emoji", "--prompt sun --target_size 512", "--target_size 512"),
-        ("emoji", "--prompt sun --drafter_type eagle --lantern --lantern_k 63", "lantern_k 63"),
-        ("emoji", "--prompt sun --drafter_type eagle --draft_top_k 65", "65 nodes wide"),
         ("emoji", f"--prompt {2000 * 'word'} --method ar", "prompt"),
         ("emoji", "--prompt sun --drafter_path nowhere", "nowhere"),
-        ("emoji", "--prompt sun --model_path nowhere", "nowhere"),
         ("emoji", "--prompt sun --lantern --lantern_table nowhere", "--lantern_table nowhere"),
         ("emoji", "--prompt sun --revision main --model_path configs", "configs"),
         ("emoji", "--prompt sun --lantern --lantern_kk 3", "did you mean --lantern_k"),
@@ -285,27 +259,3 @@ def test_check_ckpts_names_every_fault(
     second.write_bytes(second.read_bytes()[:-9])
     faults = check()
     assert [path.name in fault for path, fault in zip((first, second), faults, strict=True)] == [True, True]
-
-
-def test_a_drafter_of_other_names_is_named_tensor_by_tensor(
-    checkpoints: Checkpoints, tmp_path: Path, refused: Refused
-) -> None:
-    """The tensors of this drafter are renamed, missing or of another shape."""
-    files = checkpoints["lumina_mgpt"].copied(tmp_path / "copy")
-    options = LoadOptions(str(files.path), str(files.drafter), target_size=SIDE["lumina_mgpt"])
-    assert [part.faults for part in inspect("lumina_mgpt", options)[:2]] == [[], []]
-    layer, norm = "layers.0.mlp.gate_proj.weight", "layers.0.self_attn.k_norm.weight"
-
-    def change(state: dict[str, torch.Tensor]) -> None:
-        state[f"model.{layer}"] = state.pop(layer)
-        state["fc.weight"] = state["fc.weight"][:, :-1].clone()
-        del state[norm], state["layers.0.self_attn.o_proj.weight"]
-
-    damage(files.drafter / "pytorch_model.bin", change)
-    target, drafter, _ = inspect("lumina_mgpt", options)
-    named = [layer, norm, "layers.0.self_attn.o_proj.weight", "fc.weight in pytorch_model.bin"]
-    assert target.faults == [] and len(drafter.faults) == len(named)
-    assert all(sum(name in fault for fault in drafter.faults) == 1 for name in named)
-    words = ["--method", "eagle-2", "--prompt", "sun", "--drafter_path", files.drafter]
-    line = refused("generate_images", *files.words(), *words, "--output_dir", tmp_path / "out")
-    assert "3 more" in line and any(name in line for name in named) and not (tmp_path / "out").exists()

@@ -149,12 +149,6 @@ def test_commands_that_need_pixels_are_refused(files: Tiny, refused: Refused, tm
     assert "pixels" in refused("extract_code", *words) and not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("text", ["<|image|> a hat", "a <|dit_token_65|>"])
-def test_prompts_that_hold_images_are_refused(files: Tiny, text: str) -> None:
-    with pytest.raises(UserError, match="token"):
-        load(str(files.path), OPTIONS).encode(text)
-
-
 def test_memory_is_that_of_the_part_that_is_read() -> None:
     """The expected numbers are counted in transformers' model, whose default dimensions are the published
     ones."""

@@ -16,7 +16,6 @@ from adt_tree.sampling import Sampling
 from models.checkpoint.weights import read_weights, weights_file
 from models.family import LoadOptions
 from models.loading import detect, find_files, load, pick_device, pick_precision
-from models.model import Model
 from models.registry import SPECS, spec_of
 from tests.checkpoints import BUILD, Checkpoints
 from tests.runs import ROOT
@@ -127,8 +126,3 @@ def test_no_other_file_knows_a_family_by_name() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         families = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
         assert all(path.stem in allowed[name] for name in families), f"{path.name}: {families}"
-
-
-def test_loading_needs_no_drafter(checkpoints: Checkpoints) -> None:
-    model = load(str(checkpoints["emoji"].path), replace(OPTIONS, need_drafter=False))
-    assert isinstance(model, Model) and model.drafter_net is None

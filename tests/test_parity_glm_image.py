@@ -14,7 +14,7 @@ from torch import Tensor
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.policy import SELF_DRAFTED, TreeShape
+from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from models.family import LoadOptions
@@ -136,7 +136,7 @@ def test_hidden_states_and_logits(
 
 @pytest.mark.parametrize(
     ("case", "size", "count"),
-    [*((case, (8, 8), 3) for case in CASES), (FIRST, (8, 8), 1), (FIRST, SIZES[0], 1), (FIRST, SIZES[1], 3)],
+    [*((case, (8, 8), 3) for case in CASES), (FIRST, (8, 8), 1), (FIRST, SIZES[1], 3)],
 )
 def test_greedy_codes(cases: dict[str, Theirs], case: str, size: tuple[int, int], count: int) -> None:
     """Compares the codes of `count` images, plain and self-drafted, that are in flight together."""
@@ -144,7 +144,7 @@ def test_greedy_codes(cases: dict[str, Theirs], case: str, size: tuple[int, int]
     pipe, texts = theirs.ours(*size), TEXTS[:count]
     expected = theirs.greedy(texts, pipe.model.grid)
     assert len({tuple(codes) for codes in expected}) == count
-    for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20)), ("adt-self-draft", SELF_DRAFTED)):
+    for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20))):
         method, requests = Method(name, GREEDY, tree), pipe.requests(texts, 0)
         done = pipe.engine(method, requests, count).decode(requests)
         assert [codes for _, codes in sorted((image.name, image.codes) for image in done)] == expected, name

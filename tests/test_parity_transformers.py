@@ -15,7 +15,7 @@ from torch import Tensor
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.policy import SELF_DRAFTED, TreeShape
+from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling, guide
 from models.family import LoadOptions
 from models.layouts import emu3, simplear
@@ -263,7 +263,7 @@ def test_greedy_tokens(theirs: Any, count: int, ratio: str | None) -> None:
         assert ours.grid == Grid(3, 5, row_ends=True)
     expected, greedy = theirs.greedy(texts, ours.grid), Sampling(0.0, guidance=theirs.guidance)
     assert len({tuple(tokens) for tokens in expected}) == count
-    for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20)), ("adt-self-draft", SELF_DRAFTED)):
+    for name, tree in (("ar", None), ("self-draft", TreeShape(9, 3, 20))):
         codes_of_texts = Pipeline(ours)(texts, Method(name, greedy, tree), batch_size=count).codes
         images = [torch.tensor(codes).view(ours.grid.height, ours.grid.width) for codes in codes_of_texts]
         assert [theirs.tokens(codes) for codes in images] == expected and len(set(codes_of_texts[0])) > 2

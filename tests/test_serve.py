@@ -102,9 +102,9 @@ def variants() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     same image."""
     made = []
     names = ("ar", "self-draft", "eagle-2", "sjd")
-    for number in range(24):
+    for number in range(12):
         sampling = {"temperature": (1.0, 0.0, 0.6)[number % 3], "guidance": (3.0, 1.0, 4.5, 7.0)[number % 4]}
-        sampling |= {"top_p": (1.0, 0.8)[number // 2 % 2], "top_k": (0, 5)[number // 12]}
+        sampling |= {"top_p": (1.0, 0.8)[number // 2 % 2], "top_k": (0, 5)[number // 6]}
         fields = {"seed": 100 + number, "method": names[number // 2 % 4], "prompt": f"image {number % 5}"}
         arguments: dict[str, Any] = {"sampling": Sampling(**sampling)}
         arguments |= {"method": fields["method"], "seed": fields["seed"], "prompt": fields["prompt"]}
@@ -159,24 +159,17 @@ def test_head_is_get_without_a_body(live: Running, path: str) -> None:
         assert head.headers["content-type"] == whole.headers["content-type"]
 
 
-@pytest.mark.parametrize(("prompt", "says"), [("@someone", "nothing"), ("the sea " * 20, "first 12")])
-def test_a_prompt_that_is_emptied_or_cut_is_said(checkpoints: Checkpoints, prompt: str, says: str) -> None:
+def test_a_prompt_that_is_cut_is_said(checkpoints: Checkpoints) -> None:
     """So it is in an answer and in the last event of a stream, and there is no such field for other
     prompts."""
+    prompt = "the sea " * 20
     with running(Pipeline(checkpoints["llamagen"].load()), SETTINGS) as service:
         content = service.post({"prompt": prompt}).json()
-        assert says in content["warnings"][0] and content["warnings"][0].startswith("prompt: ")
+        assert "first 12" in content["warnings"][0] and content["warnings"][0].startswith("prompt: ")
         stream = service.post({"prompt": prompt, "stream": True, "partial_images": 1}).text
         *partial, last = [block.partition("data: ")[2] for block in stream.strip().split("\n\n")]
         assert json.loads(last)["warnings"] == content["warnings"] and "warnings" not in partial[0]
         assert "warnings" not in service.post({"prompt": "a red heart"}).json()
-
-
-def test_control_tokens_in_a_text_are_refused(checkpoints: Checkpoints) -> None:
-    with running(Pipeline(checkpoints["janus_pro"].load()), SETTINGS) as service:
-        answer = service.post({"prompt": "a <begin_of_image> heart"})
-        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
-        assert service.post({"prompt": "<a>"}).status_code == 200
 
 
 def test_no_proxy_holds_a_stream_back(live: Running) -> None:

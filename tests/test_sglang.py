@@ -1,23 +1,16 @@
 """POST /generate for GLM-Image, asked as SGLang's diffusion server 0.5.23 asks its --srt-encoder-url.
 
 `one` and `several` are the recorded form of its requests: those of generate_prior_tokens, which asks for one
-image, and of generate_prior_tokens_batch, in its class GlmImageAR. Where the package lies on the path
-(`pip install --no-deps sglang`), one test runs that class itself.
+image, and of generate_prior_tokens_batch, in its class GlmImageAR.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import httpx
 import pytest
-import torch
 
 from adt_tree import Pipeline, Sampling
 from adt_tree.grid import Grid
@@ -25,6 +18,7 @@ from cli import serve as command
 from serve import server
 from serve.settings import Settings
 from tests import tiny_glm_image as tiny
+from tests.checkpoints import Checkpoints
 from tests.conftest import Refused
 from tests.service import Running, running
 from tests.test_parity_glm_image import Theirs
@@ -36,9 +30,9 @@ SAMPLED = Sampling(1.0, 0, 1.0, guidance=1.0)  # SGLang sends the temperature al
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+def theirs(checkpoints: Checkpoints) -> Theirs:
     """Returns a tiny checkpoint with transformers' processor, which SGLang's client runs."""
-    return Theirs(tiny.build(tmp_path_factory.mktemp("glm_image")))
+    return Theirs(checkpoints["glm_image"].path)
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +139,7 @@ WRONG: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize(("name", "as_list"), [*((name, False) for name in WRONG), ("a negative id", True)])
 def test_what_does_not_fit_is_named(glm: Running, theirs: Theirs, name: str, as_list: bool) -> None:
     field, value = WRONG[name]
     payload = one(theirs, TEXTS[0], 5) | {field: value}
@@ -176,53 +169,6 @@ def test_the_rest_of_the_service_beside_it(glm: Running, theirs: Theirs) -> None
     assert httpx.get(f"{glm.site}/v1/models").json()["data"][0]["id"] == "glm_image"
     assert glm.post({"prompt": "sun"}).status_code == httpx.get(glm.site).status_code == 404
     assert glm.figures['adt_images_total{outcome="completed",replica=""}'] > 0
-
-
-CLIENT = "multimodal_gen/runtime/pipelines_core/stages/model_specific_stages/glm_image.py"
-
-
-class Stub(ModuleType):
-    """A module of SGLang of which only names are needed: a name of a class gives an empty class."""
-
-    def __getattr__(self, name: str) -> Any:
-        return type(name, (), {}) if name[0].isupper() and not name.isupper() else MagicMock()
-
-
-def sglangs_client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns SGLang's module with GlmImageAR. The rest of the package, which needs a GPU, is left out."""
-    found = importlib.util.find_spec("sglang")
-    if found is None:
-        pytest.skip("needs SGLang's files: pip install --no-deps sglang==0.5.23")
-    path = Path(found.submodule_search_locations[0]) / CLIENT
-    for line in path.read_text().splitlines():
-        if line.startswith("from sglang"):
-            name = line.split()[1]
-            monkeypatch.setitem(sys.modules, name, Stub(name))
-    spec = importlib.util.spec_from_file_location("sglangs_glm_image", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.GLM_IMAGE_RESOLUTION_ALIGNMENT = 32
-    module.current_platform.get_local_torch_device.return_value = torch.device("cpu")
-    return module
-
-
-def test_sglangs_own_client(glm: Running, theirs: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the image's codes, each repeated over 2 x 2 cells, for one image and for two."""
-    stage = sglangs_client(monkeypatch).GlmImageAR(theirs.processor, None)
-    address = {"srt_encoder_url": glm.site, "srt_encoder_connect_timeout": 3, "srt_encoder_timeout": 60}
-    size = {"height": 32 * SIZE[0], "width": 32 * SIZE[1], "server_args": SimpleNamespace(**address)}
-    expected = [
-        torch.tensor(offline(theirs, text, seed)[19 * 13 :]).view(*SIZE).repeat_interleave(2, 0)
-        for text, seed in zip(TEXTS, (7, 8, 9), strict=True)
-    ]
-    expected = [rows.repeat_interleave(2, 1).flatten() for rows in expected]
-    made, _, usage = stage.generate_prior_tokens(TEXTS[0], seed=7, **size)
-    assert torch.equal(made[0], expected[0]) and usage["completion_tokens"] == 19 * 13 + 6
-    several, usages = stage.generate_prior_tokens_batch(TEXTS, [7, 8, 9], **size)
-    assert all(torch.equal(one[0], other) for one, other in zip(several, expected, strict=True))
-    assert [usage["cached_tokens"] for usage in usages] == [0, 0, 0]
-    alone, _ = stage.generate_prior_tokens_batch(TEXTS[:1], [None], **size)
-    assert alone[0].shape == expected[0][None].shape
 
 
 def test_other_models_and_the_key(pipe: Pipeline, theirs: Theirs) -> None:
