@@ -33,19 +33,19 @@ from adt_tree.verify import Rejection, Verdict
 from tests.decoding import chain
 from tests.methods import RELAXED
 from tests.tabular import CODES, TabularModel, deviation, image_distribution, requests, table
-from tests.test_distribution import FILTERED, GUIDED, LIMIT, KeepsDraft, KeepsRejected
+from tests.test_distribution import FILTERED, GUIDED, IMAGES, LIMIT, KeepsDraft, KeepsRejected
 from tests.test_engine import WINDOWS as SHAPES
 
 LENGTH = 5
 LOGITS = table(1, LENGTH)
 
 
-def score(name: str, sampling: Sampling = GUIDED, cells: str = "random", images: int = 4096) -> float:
+def score(name: str, sampling: Sampling = GUIDED, cells: str = "random") -> float:
     """Returns the distance of images from the exact distribution."""
     method = Method(name, sampling, SHAPES[name], seed_cells=cells)
     decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 256, 0)
     exact = image_distribution(LOGITS[: sampling.branches], sampling, LENGTH)
-    return abs(deviation(decoder.decode(requests(images)), exact))
+    return abs(deviation(decoder.decode(requests(IMAGES)), exact))
 
 
 @pytest.mark.parametrize(("sampling", "cells"), [(GUIDED, "random"), (FILTERED, "left"), (GUIDED, "above")])
@@ -98,7 +98,7 @@ CONTROLS = [
 @pytest.mark.parametrize(("name", "kind"), CONTROLS)
 def test_control(name: str, kind: type[JacobiWindow], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adt_tree.rivals.jacobi_window.JacobiWindow", kind)
-    assert score(name, images=2560) > LIMIT
+    assert score(name) > LIMIT
 
 
 def test_sampling_is_by_inversion() -> None:
