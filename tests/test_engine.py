@@ -185,17 +185,6 @@ def test_an_image_is_the_same_in_any_company(method: Method) -> None:
             assert (image.target_calls, image.drafter_calls) == (single.target_calls, single.drafter_calls)
 
 
-@pytest.mark.parametrize("method", [Method("ar", Sampling()), Method("eagle-2", Sampling(), FIXED)], ids=str)
-def test_runs_leave_nothing_behind(method: Method) -> None:
-    """Runs follow one another on one engine. Some have fewer images than slots, and some are abandoned before
-    their images are finished."""
-    engine = new_engine(method, 3)
-    assert list(engine.decode([])) == []
-    for count in (1, 1, 2, 3, *[1] * 20):
-        image = next(engine.decode(IMAGES[:count]))
-        assert image.codes == reference(Sampling())[image.name]
-
-
 @pytest.mark.parametrize(
     ("depth", "steps"),
     [(1, [(1, 1), (1, 1), (0, 0)]), (2, [(2, 2), (1, 1)]), (3, [(3, 3), (0, 0)]), (20, [(4, 4)])],

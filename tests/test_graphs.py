@@ -53,7 +53,7 @@ def steps(images: Iterator[Decoded]) -> dict[str, object]:
 
 
 CASES = [(method, 3) for method in one_of_each(exact_methods(Sampling()) + drafted_methods(Sampling()))]
-CASES += [(Method(name, PLAIN, tree), 1) for name, tree in (("ar", None), ("eagle-2", TREE))]
+CASES += [(Method("eagle-2", PLAIN, TREE), 1)]
 
 
 @pytest.mark.parametrize(("method", "slots"), CASES, ids=str)

@@ -33,11 +33,10 @@ def bash(script: str, *words: str, **variables: str) -> Done:
     return subprocess.run(["bash", SCRIPTS / script, *words], capture_output=True, text=True, **options)
 
 
-@pytest.mark.parametrize("model", ["emoji", "anole"])
 @pytest.mark.parametrize("script", SCRIPTS_OF_COMMANDS)
-def test_commands_are_taken(script: str, model: str, tmp_path: Path) -> None:
+def test_commands_are_taken(script: str, tmp_path: Path) -> None:
     """A script runs with a program in place of Python that notes the words of its calls."""
-    program, log = tmp_path / "program", tmp_path / "log"
+    program, log, model = tmp_path / "program", tmp_path / "log", "anole"
     note = f"print(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))"
     program.write_text(f"#!{sys.executable}\nimport json, sys\n{note}\n")
     program.chmod(0o755)

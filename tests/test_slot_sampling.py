@@ -104,26 +104,10 @@ class Watcher:
         self.faults.append(str(error))
 
 
-def test_none_means_not_yet() -> None:
-    """While no request comes, steps go on with fewer images. With none in flight, the next request is asked
-    for at once."""
-    asked: list[int] = []
-
-    def trickle() -> Iterator[Request | None]:
-        for image in IMAGES[:3]:
-            asked.append(1)
-            yield image
-            yield from [None] * 4
-
-    engine = new_engine(METHODS[2], 2)
-    assert codes_of(engine.decode(trickle())) == {i.name: reference(COMMON)[i.name] for i in IMAGES[:3]}
-    assert len(asked) == 3
-
-
 @pytest.mark.parametrize("method", METHODS[:3], ids=str)
 def test_a_slot_may_idle_for_any_time(method: Method) -> None:
-    """Images come one at a time, so two of three slots idle for more steps than their caches have room
-    for."""
+    """None means that no request has come yet. Images come one at a time, so two of three slots idle for more
+    steps than their caches have room for."""
 
     def one_by_one() -> Iterator[Request | None]:
         for image in IMAGES:

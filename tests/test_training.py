@@ -19,6 +19,8 @@ from adt_tree.errors import UserError
 from cli.train_emoji import run
 from models.codecs.vq import VQConfig
 from training.emoji import bpe, data, pictures, target, tokenizer
+from training.emoji.codebook import Codebook
+from training.muon import orthogonalise
 
 STYLES = ["noto", "twemoji", "fluent"]
 NUM_CODES = 16
@@ -239,3 +241,27 @@ def test_tokenizer_trains_and_resumes(work: Path) -> None:
     assert saved["step"] == 4 and saved["drawn"] == 2 * 4 + 64 + 256
     rows = log(work, "tokenizer")
     assert [row["rate"] for row in rows] == [0.0, 8.0] and rows[-1]["white_nats"] >= 0
+
+
+def test_a_rate_uses_fewer_codes_and_rate_zero_the_nearest() -> None:
+    """The vectors lie around two points. At rate 0 all codes are in use, at rate 2 fewer."""
+    rng = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2000, 4, generator=rng) * 0.3
+    vectors[:300] += 8
+    book = Codebook(vectors[:16].clone())
+    book.cluster(vectors, 6, rng)
+    nearest, rated = book.assign(vectors, 0.0), book.assign(vectors, 2.0)
+    assert torch.equal(nearest, torch.cdist(vectors, book.weight).argmin(1))
+    assert len(nearest.unique()) == 16 and 2 <= len(rated.unique()) < 16
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 12), (2, 8, 20), (2, 20, 8)])
+def test_orthogonalise_sets_singular_values_to_about_one(shape: tuple[int, int, int]) -> None:
+    """It leaves the singular vectors as they are."""
+    torch.manual_seed(0)
+    matrices = torch.randn(shape)
+    result = orthogonalise(matrices, rounds=5)
+    values = torch.linalg.svdvals(result)
+    assert values.min() > 0.3 and values.max() < 1.3
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    assert (u.mT @ result @ v.mT).diagonal(dim1=1, dim2=2).min() > 0.3
