@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,10 @@ class LlamaGen:
         return ARTarget(self.decoder, grid, ids, slots, 2, config.raster_start, nodes)
 
 
+@cache
 def llamagen(family: str, side: int) -> LlamaGen:
-    """Builds a recorded model: t2i from the HF-style layout, c2i from the original one."""
+    """Builds a recorded model: t2i from the HF-style layout, c2i from the original one. Tests must not change
+    it, except by packing its layers."""
     fields = values("llamagen/configs")
     conditioner: CaptionProjector | Tensor
     if family == "c2i":

@@ -29,12 +29,13 @@ from tests.decoding import static_growth
 from tests.golden import FIRST_CODE, UNCONDITIONAL, Anole, anole, llamagen, tensors
 
 SAMPLING = Sampling(temperature=0.0, guidance=3.0)
-LENGTH = 48  # number of compared codes of Anole; all recorded ones agree, but fewer keep the test short
+LENGTH = 48  # number of compared codes; all recorded ones agree, but fewer keep the test short
 SPARE = 6  # further codes, so that the end of the image cuts no compared tree
 TREES = ("dynamic", "naive_extend_57", "mc_sim_7b_63")
 DELTA = {"exact": None, "lantern_k10_d0p3": 0.3, "lantern_k10_d2p0": 2.0}
-LLAMAGEN = [(tree, mode, 16) for tree in TREES for mode in DELTA]
-LLAMAGEN += [(tree, "exact", 32) for tree in TREES[:2]]
+LLAMAGEN = [(tree, mode, 16, LENGTH) for tree in TREES for mode in DELTA]
+LLAMAGEN += [(tree, "exact", 32, LENGTH) for tree in TREES[:2]]
+LLAMAGEN += [("dynamic", "exact", 16, 256)]  # whole images
 # The number of a run's prompt, and whether its padding attends to the text.
 RUNS = {"prompt0.pad_any": (0, False), "prompt1.pad_bf16": (1, False), "prompt1.pad_fp32": (1, True)}
 
@@ -109,17 +110,17 @@ def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
         assert image.codes == expected[:LENGTH].tolist()
 
 
-@pytest.mark.parametrize(("tree", "mode", "side"), LLAMAGEN)
-def test_llamagen(tree: str, mode: str, side: int) -> None:
+@pytest.mark.parametrize(("tree", "mode", "side", "length"), LLAMAGEN)
+def test_llamagen(tree: str, mode: str, side: int, length: int) -> None:
     """Three images are in flight: one of a long prompt, and two of a padded prompt, under each rule of
     padding. The long prompt is also decoded with the larger raster of the second stage."""
     model, recorded = llamagen("t2i", side), tensors("llamagen/e2e")
     runs = RUNS if side == 16 else {"stage2.prompt0.pad_any": (0, False)}
     images = [Request(run, model.prompts(attends)[n], 0) for run, (n, attends) in runs.items()]
-    longest = max(len(value) for key, value in recorded.items() if key.endswith(f".{tree}.{mode}.tokens"))
-    target = model.target(len(images), 59, min(longest + SPARE, side * side))
+    target = model.target(len(images), 59, min(length + SPARE, side * side))
     decoded = list(decode(target, model.drafter_net(), tree, mode, recorded["nearest"].long(), images))
     assert len(decoded) == len(images)
     for image in decoded:
         key = f"{image.name}.{tree}.{mode}"
-        check(image, *(recorded[f"{key}.{part}"].tolist() for part in ("tokens", "accept_lengths")))
+        tokens, lengths = (recorded[f"{key}.{part}"].tolist() for part in ("tokens", "accept_lengths"))
+        check(image, tokens[:length], lengths)
