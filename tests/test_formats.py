@@ -55,8 +55,8 @@ def check(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("style", FIELDS)
-def test_fields_of_either_style(tmp_path: Path, style: str) -> None:
-    folder = tiny.build(tmp_path / "x")
+def test_fields_of_either_style(checkpoints: Checkpoints, tmp_path: Path, style: str) -> None:
+    folder = checkpoints["emoji"].copied(tmp_path / "copy").path
     edit(folder / "config.json", FIELDS[style])
     check(folder)
 
