@@ -10,4 +10,5 @@ bash scripts/setup.sh requirements-dev.txt
 .venv/bin/shellcheck scripts/*.sh scripts/*.sbatch .ci/run
 .venv/bin/python -m mypy
 # Two workers with one thread each: the tiny models of the tests are no faster on more threads, which would compete.
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -q -n 2 "$@"
+# Each takes one half of the files and, once it is done, what the other has left, so that few fixtures are made twice.
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -q -n 2 --dist worksteal "$@"
