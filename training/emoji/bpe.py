@@ -50,6 +50,11 @@ def caption(style: str, name: str, keywords: list[str]) -> str:
     return ", ".join([f"{style} emoji of {name}", *keywords])
 
 
+def name_in(text: str) -> str:
+    """Returns the name in a caption; an empty text if it is none."""
+    return text.partition(" emoji of ")[2].partition(", ")[0]
+
+
 def random_caption(row: dict, rng: random.Random) -> str:
     """Returns a row's caption, half of the time with one to three of its keywords in random order."""
     keywords = row["keywords"]

