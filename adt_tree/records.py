@@ -40,7 +40,6 @@ class Decoded:
     target_calls: int = 0  # passes over the image's codes, the prompt's prefill excluded
     drafter_calls: int = 0
     warnings: list[str] = field(default_factory=list)  # those of its request
-    nll: float | None = None  # mean of -log p over its codes, in nats; only bench --quality computes it
 
     @property
     def tau(self) -> float:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 PAPER = ("eagle-1", "eagle-2", "adt-tree", "eagle-2-lantern", "adt-tree-lantern")
 REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # models for --reference
 # Options on which no measurement depends.
-NOT_MEASURED = ("output_dir", "config", "debug", "profile", "quality", "untimed", "trust_torchscript")
+NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed", "trust_torchscript")
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, unless --codes says otherwise
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.
@@ -136,7 +136,9 @@ class BenchOptions(ModelOptions):
         "leave times out of the tables, because the machine does other work meanwhile", False
     )
     quality: bool = option(
-        "also compute how likely the images are under the model: column NLL, mean of -log p per code", False
+        "also measure ar at other seeds, and score all images: how likely they are under the model and, for "
+        "the embedded model, how many are recognised and how far their features are from those of ar",
+        False,
     )
     profile: bool = option(
         f"then split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
@@ -168,16 +170,17 @@ def run(options: Options) -> None:
     """Measures, stores the result and prints its table. The last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
-    from cli.model_from_options import resolved_options, with_checkpoint_sampling
+    from cli.model_from_options import recogniser_of, resolved_options, with_checkpoint_sampling
     from eval import columns, tables
     from eval.harness import measure
-    from eval.likelihood import add_nll
     from eval.profile import memory, profile
+    from eval.quality import score
     from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
+    recognise = recogniser_of(options) if options.quality and not options.random_weights else None
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
     environment, stored_options = describe(model), resolved_options(options, model)
@@ -189,16 +192,18 @@ def run(options: Options) -> None:
     folder = Path(options.output_dir)
     store = Measurements(folder, fingerprint, stored_options)
     measured = measure(decoders, requests, store, options.warmup, model.device)
+    scores = None
     if options.quality:
+        texts = {prompt.name: prompt.text for prompt in prompts}
         guidance = next(iter(chosen.values())).sampling.guidance
-        add_nll(model, guidance, requests, measured)
+        scores = score(model, guidance, requests, texts, options.seeds, measured, recognise)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,
         "options": stored_options,
         "prompts": len(prompts),
         "rows": [
-            columns.row(columns.Comparison(item, measured[item.name], measured[item.baseline]))
+            columns.row(columns.Comparison(item, measured[item.name], measured[item.baseline], scores))
             for item in decoders
         ],
     }
@@ -246,7 +251,9 @@ def configurations(options: Options) -> dict[Configuration, Method]:
             tree = SPECS[options.model].default_tree(method.name) if fixed else method.tree
             final = replace(method, tree=tree, control=control)
             size = total_token(tree)
-            configuration = Configuration(final.label, temperature, batch_size, size, shown, final.exact)
+            configuration = Configuration(
+                final.label, temperature, batch_size, size, shown, final.exact, final.shares_noise
+            )
             distinct.setdefault((final, batch_size), configuration)
     for name in names:
         if name not in names_measured:
@@ -333,13 +340,16 @@ def prepare(
 ) -> tuple[dict[Configuration, Decodes], list[Request]]:
     """Returns the decoder of every configuration, and the requests. Raises UserError if the model refuses a
     method or a prompt."""
+    from eval.quality import OtherSeeds
     from models.loading import find_target
 
     requests = make_requests(pipe, prompts, options.random_seed)
-    decoders: dict[Configuration, Decodes] = {
-        configuration: pipe.engine(method, requests, configuration.batch_size)
-        for configuration, method in chosen.items()
-    }
+    decoders: dict[Configuration, Decodes] = {}
+    for configuration, method in chosen.items():
+        decoders[configuration] = pipe.engine(method, requests, configuration.batch_size)
+        if options.quality and method.name == "ar" and not method.greedy:
+            again = pipe.engine(method, requests, configuration.batch_size)
+            decoders[configuration.other_seeds] = OtherSeeds(again)
     if options.reference:
         from cli.model_from_options import load_options
         from eval import baseline  # imports transformers, which takes seconds

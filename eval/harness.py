@@ -21,7 +21,7 @@ from adt_tree.roles import Request
 from eval.runs.measurements import Batch, Measured, Measurements
 from eval.runs.process import synchronise
 
-BASELINE = "ar"
+BASELINE, OTHER_SEEDS = "ar", "ar, other seeds"
 SLICE = 0.25  # seconds for which a configuration decodes before the next one does
 REFILLS = 4  # a batch of prompts is at least this many times as large as the number of images in flight
 
@@ -55,6 +55,7 @@ class Configuration:
     total_token: int | str | None = None  # nodes of the largest dynamic tree, root included
     varied: tuple[tuple[str, Any], ...] = ()  # the options of --vary that the method reads, with their values
     exact: bool = True  # whether it must generate the AR baseline's image at the same seed
+    shares_noise: bool = False  # whether a seed gives it the AR baseline's random numbers
 
     @property
     def name(self) -> str:
@@ -68,6 +69,11 @@ class Configuration:
     def baseline(self) -> str:
         """Returns the name of the AR baseline of the same temperature and batch size."""
         return Configuration(BASELINE, self.temperature, self.batch_size).name
+
+    @property
+    def other_seeds(self) -> Configuration:
+        """Returns the configuration of that baseline at other seeds, which bench --quality measures too."""
+        return Configuration(OTHER_SEEDS, self.temperature, self.batch_size, exact=False)
 
 
 Results = dict[str, list[Measured]]  # name of a configuration -> one entry per batch of prompts

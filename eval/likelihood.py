@@ -6,28 +6,16 @@ images at any temperature compare, and a code that a filter would exclude has a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from adt_tree.roles import Model, Request, Target
+from adt_tree.roles import Target
 from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
-from eval.runs.measurements import Measured
 
-NODES = 32  # codes of a pass
-
-
-@torch.inference_mode()
-def add_nll(
-    model: Model, guidance: float, requests: Sequence[Request], measured: Mapping[str, Sequence[Measured]]
-) -> None:
-    """Sets `nll` of all images. requests: those from which they were made. measured: by configuration."""
-    prompts, sampling = {request.name: request.prompt for request in requests}, Sampling(guidance=guidance)
-    target = model.target(1, sampling, NODES, max(prompt.length for prompt in prompts.values()))
-    for image in (image for batches in measured.values() for batch in batches for image in batch.images):
-        image.nll = nll(target, sampling, prompts[image.name], image.codes)
+NODES = 128  # codes of a pass
 
 
 def nll(target: Target, sampling: Sampling, prompt: object, image: Sequence[int]) -> float:

@@ -62,13 +62,14 @@ def lines_of(
     """Returns rows of bench as lines for `table`.
 
     index: the keys, of columns or of varied options, whose values begin a line. values: the keys of the
-    columns that follow. across: a key whose values stand side by side in one line, each with all of `values`.
+    columns that follow, of which a row may lack some. across: a key whose values stand side by side in one
+    line, each with all of `values`.
     """
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         names = {heading(key): text(row, key) for key in index}
         line = lines.setdefault(tuple(names.values()), names)
-        for key in values:
+        for key in (key for key in values if key in row):
             name = heading(key)
             if across is not None:
                 place = text(row, across)
@@ -109,7 +110,6 @@ def text_of(result: Mapping[str, Any], paper: str | None = None) -> str:
     values = [
         key for key, column in COLUMNS.items()
         if column.heading and key not in SETTINGS and (timed or not column.timed)
-        and any(key in row for row in rows)
     ]  # fmt: skip
     lines = lines_of(rows, settings_of(rows, ("method", "temperature")), values)
     notes = [note(result)]
@@ -139,8 +139,7 @@ def short(result: Mapping[str, Any]) -> str:
     """Returns the README's table: one line per method, at the highest temperature measured."""
     highest = max(row["temperature"] for row in result["rows"])
     rows = [row for row in result["rows"] if row["temperature"] == highest]
-    keys = ("same_image", "mean_nodes", "tau", "SR", "projected", "nll")
-    values = [key for key in keys if any(key in row for row in rows)]
+    values = ("same_image", "mean_nodes", "tau", "SR", "projected", "nll", "recognised", "kid")
     return table(lines_of(rows, settings_of(rows), values, intervals=False))
 
 
