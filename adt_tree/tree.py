@@ -108,9 +108,9 @@ def ancestor_mask(parents: Tensor, depth: int) -> Tensor:
     """Returns the ancestors [B, N, N] bool of trees with these parents [B, N]: row n marks node n and its
     ancestors. depth: an upper bound on the depths."""
     nodes = parents.shape[1]
-    eye = torch.eye(nodes, dtype=torch.float32, device=parents.device)
+    number = torch.arange(nodes, device=parents.device)
     # A matrix that marks all nodes up to k steps above marks, squared, those up to 2 k steps above.
-    above = (eye + torch.nn.functional.one_hot(parents, nodes)).clamp(max=1)
+    above = ((number == parents[..., None]) | (number == number[:, None])).float()
     for _ in range(max(depth - 1, 0).bit_length()):
         above = (above @ above).clamp(max=1)
     return above > 0
