@@ -154,7 +154,7 @@ class Column:
         if not intervals or ends is None:
             return text
         low, high = (self.form.format(end) for end in ends)
-        return text if ends[0] == ends[1] else f"{text} ({low}{' to ' if ends[0] < 0 else '-'}{high})"
+        return text if ends[0] == ends[1] else f"{text} ({low}{' to ' if low[0] in '+-' else '-'}{high})"
 
 
 def mean_column(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eval.columns import over_blocks, over_images
+from eval.columns import COLUMNS, over_blocks, over_images
 from eval.metrics.distances import kid, kid_of_pairs
 from eval.quality import Quality, blocks, kid_by_block
 from eval.runs.prompts import BENCH_FILE
@@ -41,6 +41,18 @@ def test_pairs_of_prompts_are_unbiased() -> None:
     error = paired.std() / len(paired) ** 0.5
     assert abs(paired.mean()) < 3 * error < 0.1 * shifted.mean()
     assert independent.mean() < -10 * error
+
+
+@pytest.mark.parametrize(
+    ("key", "ends", "text"),
+    [
+        ("nll", [0.5, 0.75], "0.500-0.750"),
+        ("nll_over_ar", [0.014, 0.226], "+0.014 to +0.226"),
+        ("kid", [-3, 5], "-3.00 to 5.00"),
+    ],
+)
+def test_ends_of_intervals_with_signs(key: str, ends: list[float], text: str) -> None:
+    assert COLUMNS[key].text({key: 0.5, f"{key}_95": ends}).endswith(f" ({text})")
 
 
 def test_blocks_of_seeds() -> None:
