@@ -355,7 +355,7 @@ def test_bench(checkpoints: Checkpoints, result: Result, tmp_path: Path) -> None
 
 CLI = [
     ("--method self-draft --row_lag start", "--row_lag start: it needs --row_start"),
-    ("--method zipar --row_start 0", "--row_start: '0'"),
+    ("--method zipar --row_start 0", "row_start 0"),
     ("--method zipar --row_start 9", "row_start 9: a row has 4 cells"),
     ("--method pjd --heatmaps 2", "--heatmaps 2"),
     ("--method pjd --record 2", "--record 2"),
