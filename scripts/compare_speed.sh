@@ -21,8 +21,8 @@ run() {  # CHECKOUT NAME PAIR
             exit 1
         fi
     done << 'FLAGS'
-1 --num_images 2 --temperatures 1 --methods eagle-2 self-draft --total_token 32
-2 --num_images 2 --temperatures 0 1 --methods adt-tree
+1 --num_images 1 --temperatures 1 --methods eagle-2 self-draft --total_token 32
+2 --num_images 1 --temperatures 0 --methods adt-tree
 3 --num_images 8 --temperatures 1 --methods self-draft --total_token 16 --batch_size 8
 FLAGS
 }
