@@ -40,8 +40,7 @@ class Options(Base):
         "RESULT",
     )
     write: str | None = option(
-        "write docs/RESULTS.md: the tables of the results named bench.json, sizes_*.json, rivals.json, "
-        "frontier.json and paper_budget.json",
+        "write docs/RESULTS.md: the tables of the results named " + ", ".join(s.files for s in SECTIONS),
         unit="FILE",
     )
     into: str | None = option(

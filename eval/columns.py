@@ -206,19 +206,20 @@ COLUMNS = {
     )
 }  # fmt: skip
 LEGEND = (
-    "speed-up: seconds of the AR baseline divided by the method's, median over batches of prompts with its "
-    "bootstrap 95 % interval, which needs several batches; projected: not measured, the speed-up where the "
-    "rows of a pass are free, tau / (1 + calls x c), with the drafter's passes per target pass and what one "
-    "of them reads over what a target pass reads, at Anole's size; tau: codes per target call, with its "
-    "interval over images; depth, drafted: levels and nodes of a tree, on average; calls and seconds: per "
-    "image; = AR: share of images equal to the AR baseline's, code for code. With --quality, ar is measured "
-    "at other seeds too, as the floor of the following. NLL: mean of -log p per code under the guided model "
-    "at temperature 1, with its interval over images; NLL - ar: mean over images of its difference from that "
-    "of ar for the same prompt and seed; recognised: share of images whose nearest original, by features of "
-    "EfficientNet-Lite0 at 128 px, has the name in the prompt; codes = AR: share of codes, for methods that "
-    "share ar's random numbers; EffNet-KID: 1,000 x the kernel distance between these features and those of "
-    "ar at other seeds, unbiased for fixed prompts, as mean and interval over disjoint blocks of seeds. A "
-    "value that does not apply is left out."
+    "speed-up: seconds of the AR baseline divided by the method's, median over batches of prompts with "
+    "its bootstrap 95 % interval, which needs several batches; projected: not measured, the speed-up if a "
+    "pass with many nodes takes as long as with one, tau / (1 + calls x c), with the drafter's passes per "
+    "target pass and what one of them reads over what a target pass reads, at Anole's size; tau: codes "
+    "per target call, with its interval over images; depth, drafted: levels and nodes of a tree, on "
+    "average; calls and seconds: per image; = AR: share of images equal to the AR baseline's, code for "
+    "code. With --quality, ar is measured at other seeds too, as the floor of the following. NLL: mean of "
+    "-log p per code under the guided model at temperature 1, with its interval over images; NLL - ar: "
+    "mean over images of its difference from that of ar for the same prompt and seed; recognised: share "
+    "of images whose nearest original, by features of EfficientNet-Lite0 at 128 px, has the name in the "
+    "prompt; codes = AR: share of codes, for methods that share ar's random numbers; EffNet-KID: 1,000 x "
+    "the kernel distance between these features and those of ar at other seeds, unbiased for fixed "
+    "prompts, as mean and interval over disjoint blocks of seeds. A value that does not apply is left "
+    "out."
 )
 
 

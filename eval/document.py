@@ -53,8 +53,14 @@ SECTIONS = (
         ("tau",),
         "total_token",
     ),
+    Section(
+        "Speed-up of rivals on development prompts, by the nodes of their windows (T = 1)",
+        "windows.json",
+        ("method",),
+        ("SR",),
+        "total_token",
+    ),
     Section("Quality against speed", "frontier.json", picture="frontier.png"),
-    Section("Trees of the paper's 59 nodes", "paper_budget.json", ("method",), ("tau", "SR")),
 )
 
 
