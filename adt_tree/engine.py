@@ -68,7 +68,7 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
 
     The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
     proposer and the rule. UserError if the model's codebook is too small for the method's trees or
-    neighbours, NoRoom if the largest tree does not fit its positions or the device's memory.
+    neighbours, NoRoom if the largest tree does not fit the model's positions or memory.
     """
     sampling = replace(method.sampling, top_p_first=method.rules == "reference")
     schedule = Schedule.of(method.several_rows, model.grid) if method.several_rows else None

@@ -46,7 +46,7 @@ class EngineCache:
 
     @contextmanager
     def lease(self, method: Method, slots: int, prompt: int, grid: Grid | None = None) -> Iterator[Engine]:
-        """Gives the caller an engine for its use alone until the block ends, as take() does for good.
+        """Lends the caller the engine that take() gives for these arguments, until the block ends.
 
         After an exception the engine is dropped, except when a generator is closed. UserError for a method
         that decodes several rows at once, because callers show images as they grow in raster order.

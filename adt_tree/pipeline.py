@@ -145,11 +145,12 @@ class Pipeline:
         tree: Tree | None = None,
         lantern: Lantern | None = None,
     ) -> Method:
-        """Returns a method, by default that of the model. None means the default of the model or method. Its
-        other settings are changed as in dataclasses.replace(pipe.method("eagle-2"), verify="rejection").
+        """Returns a method, by default that of the model. None means the default of the model or method.
 
-        A Method is returned as it is. UserError for settings that the method does not take, for any setting
-        that is given together with a Method, and for a method whose drafter network was not loaded.
+        Its other settings are changed as in dataclasses.replace(pipe.method("eagle-2"), verify="rejection");
+        a control, and several rows at once, need a tree of a fixed size. A Method is returned as it is.
+        UserError for settings that the method does not take, for any setting that is given together with a
+        Method, and for a method whose drafter network was not loaded.
         """
         settings: dict[str, Any] = {"sampling": sampling, "tree": tree, "lantern": lantern}
         settings = {setting: value for setting, value in settings.items() if value is not None}
@@ -268,8 +269,9 @@ class Pipeline:
         return requests
 
     def engine(self, method: Method, requests: Sequence[Request], batch_size: int = 1) -> Engine:
-        """Returns an engine for the caller alone, with room for these requests, batch_size in flight."""
-        return self.engines.take(method, *size_of(requests, batch_size))[1]
+        """Returns an engine for the caller alone, with room for these requests, batch_size in flight.
+        UserError as in method()."""
+        return self.engines.take(self.method(method), *size_of(requests, batch_size))[1]
 
     def decode(
         self, method: Method, requests: Sequence[Request], batch_size: int, grid: Grid | None = None

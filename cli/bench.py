@@ -137,7 +137,8 @@ class BenchOptions(ModelOptions):
     )
     quality: bool = option(
         "also measure ar at other seeds, and score all images: how likely they are under the model and, for "
-        "the embedded model, how many are recognised and how far their features are from those of ar",
+        "the embedded model, how many are recognised and how far their features are from those of ar (needs "
+        "requirements-eval.txt)",
         False,
     )
     profile: bool = option(

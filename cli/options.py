@@ -162,8 +162,8 @@ class PromptOptions(Options):
 
     prompt: str | None = option(
         "a text, repeated --num_images times with different seeds; a .txt file, one prompt per line; a .tsv, "
-        ".csv, .json or .jsonl file with keys Prompt, Caption or Text, and Name or Id, the image's name, as "
-        "GenEval's evaluation_metadata.jsonl; a folder of .txt files, a prompt each, as DPG-Bench's; or one "
+        ".csv, .json or .jsonl file with keys Prompt, Caption or Text, and perhaps Name or Id, the image's "
+        "name (so GenEval's evaluation_metadata.jsonl); a folder of .txt files, as DPG-Bench's; or one "
         "of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
         "(default: prompts of the embedded model in configs/)",
         unit="TEXT",

@@ -1,6 +1,7 @@
 """report: turns results of bench and generate_images into tables, documents, plots or a race.
 
-With --check it checks folders of generate_images instead.
+With --check it checks folders of generate_images instead, with --export_geneval or --export_dpg it writes
+their images as those scorers read them.
 
 This command does not import torch.
 """
@@ -68,10 +69,11 @@ class Options(Base):
         False,
     )
     export_geneval: str | None = option(
-        "write GenEval's folder from a run of all its evaluation_metadata.jsonl with --seeds 4", unit="DIR"
+        "write GenEval's folder from a run of the whole evaluation_metadata.jsonl, made with --seeds 4",
+        unit="DIR",
     )
     export_dpg: str | None = option(
-        "write DPG-Bench's folder from a run of all its folder of prompts with --seeds 4", unit="DIR"
+        "write DPG-Bench's folder from a run of its whole folder of prompts, made with --seeds 4", unit="DIR"
     )
 
 

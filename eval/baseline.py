@@ -112,11 +112,11 @@ def decoders(
     the precision and on the device of `model`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    kind: Any = ChameleonForConditionalGeneration
+    kind: Any = ChameleonForConditionalGeneration  # its from_pretrained is not typed
     net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
     net = net.to(model.device).eval()
     return {
-        Configuration("transformers", sampling.temperature, 1): TransformersDecoder(
+        Configuration("transformers", sampling.temperature, 1, shares_noise=True): TransformersDecoder(
             net, model, sampling, max_prompt
         )
         for sampling in dict.fromkeys(samplings)

@@ -73,8 +73,8 @@ class Comparison:
         return np.array([float(image.recognised) for image in self.scores if image.recognised is not None])
 
     def same_codes(self) -> np.ndarray:
-        """Returns the share of each image's codes that are those of the AR baseline. No images without the
-        baseline's random numbers: they agree by chance, as the AR baseline at other seeds does."""
+        """Returns the share of each image's codes that are those of the AR baseline. Empty for methods with
+        other random numbers, which agree by chance; how often, the AR baseline at other seeds shows."""
         shared = self.configuration.shares_noise or self.configuration == self.configuration.other_seeds
         images = self.images if self.scores and shared else ()
         return np.array([np.mean(np.equal(image.codes, self.expected[image.name])) for image in images])
@@ -101,6 +101,14 @@ class Comparison:
 def over_images(values: np.ndarray) -> Interval:
     """Returns the bootstrap 95 % interval of the mean of values of images."""
     return interval((values,), np.mean)
+
+
+def over_shares(values: np.ndarray) -> Interval:
+    """Returns Wilson's 95 % interval of a share of images. values: 1 or 0 for each."""
+    from scipy.stats import binomtest
+
+    found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
 
 
 def over_blocks(values: np.ndarray) -> Interval:
@@ -200,7 +208,7 @@ COLUMNS = {
         Column("same_image", "= AR", Comparison.same_image, "{:.0%}"),
         mean_column("nll", "NLL", Comparison.nlls, "{:.3f}"),
         mean_column("nll_over_ar", "NLL - ar", Comparison.nlls_over_ar, "{:+.3f}"),
-        mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}"),
+        mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}", over_shares),
         mean_column("same_codes", "codes = AR", Comparison.same_codes, "{:.0%}"),
         mean_column("kid", "EffNet-KID", Comparison.kids, "{:.2f}", over_blocks),
     )
@@ -212,14 +220,15 @@ LEGEND = (
     "target pass and what one of them reads over what a target pass reads, at Anole's size; tau: codes "
     "per target call, with its interval over images; depth, drafted: levels and nodes of a tree, on "
     "average; calls and seconds: per image; = AR: share of images equal to the AR baseline's, code for "
-    "code. With --quality, ar is measured at other seeds too, as the floor of the following. NLL: mean of "
-    "-log p per code under the guided model at temperature 1, with its interval over images; NLL - ar: "
-    "mean over images of its difference from that of ar for the same prompt and seed; recognised: share "
-    "of images whose nearest original, by features of EfficientNet-Lite0 at 128 px, has the name in the "
-    "prompt; codes = AR: share of codes, for methods that share ar's random numbers; EffNet-KID: 1,000 x "
-    "the kernel distance between these features and those of ar at other seeds, unbiased for fixed "
-    "prompts, as mean and interval over disjoint blocks of seeds. A value that does not apply is left "
-    "out."
+    "code. With --quality, ar is measured at other seeds too (row ar, other seeds): the floor of NLL, "
+    "recognised and codes = AR, where it shows agreement by chance. NLL: mean of -log p per code under "
+    "the guided model at temperature 1, with its interval over images, taken as independent; NLL - ar: "
+    "mean over images of its difference from that of ar for the same prompt and seed; recognised: share, "
+    "of images whose prompts name an original, whose nearest original by features of EfficientNet-Lite0 "
+    "at 128 px has that name; codes = AR: share of codes, for methods that share ar's random numbers; "
+    "EffNet-KID: 1,000 x the kernel distance between these features and those of ar at other seeds, "
+    "unbiased for fixed prompts, as mean and interval over disjoint blocks of seeds; row ar is its floor, "
+    "0 on average. A value that does not apply is left out."
 )
 
 

@@ -21,7 +21,7 @@ Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.j
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One table of the document."""
+    """One section of the document: a table or a picture."""
 
     title: str
     files: str  # pattern of the names of the results that it shows

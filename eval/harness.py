@@ -39,7 +39,8 @@ class Outcome(Protocol):
 
 
 class Decodes(Protocol):
-    """Anything that turns requests into images: an adt_tree.engine.Engine or a decoder of eval.baseline."""
+    """Anything that turns requests into images: an adt_tree.engine.Engine, or a decoder of
+    eval.baseline or eval.quality."""
 
     def steps(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """Yields the outcome of every step as it happens."""

@@ -1,6 +1,6 @@
 """bench --quality: the scores of every image, and the AR baseline at other seeds.
 
-A score says something beside its floor alone, which is what a second sample of the AR baseline gives. So the
+A score means something only beside its floor, the score of a second sample of the AR baseline. So the
 baseline is measured at two seeds for each image. Dimensions: N images of P x P pixels, F features.
 """
 
@@ -80,19 +80,19 @@ def score(
     scores: dict[tuple[str, tuple[int, ...]], Quality] = {}
     for name, codes in tqdm(distinct, "likelihood", unit="image"):
         scores[name, codes] = Quality(nll(target, sampling, encoded[name], codes), block[name])
-    for first in tqdm(range(0, len(distinct), BATCH) if recognise else (), "recognition", unit="batch"):
-        assert recognise is not None
-        part = distinct[first : first + BATCH]
-        pixels = np.stack([np.asarray(model.image(list(codes))) for _, codes in part])
-        found = zip(part, *recognise(pixels, [texts[name] for name, _ in part]), strict=True)
-        for image, features, recognised in found:
-            scores[image] = replace(scores[image], features=features, recognised=recognised)
+    if recognise is not None:
+        for first in tqdm(range(0, len(distinct), BATCH), "recognition", unit="batch"):
+            part = distinct[first : first + BATCH]
+            pixels = np.stack([np.asarray(model.image(list(codes))) for _, codes in part])
+            found = zip(part, *recognise(pixels, [texts[name] for name, _ in part]), strict=True)
+            for image, features, recognised in found:
+                scores[image] = replace(scores[image], features=features, recognised=recognised)
     return {name: [scores[image] for image in made] for name, made in images.items()}
 
 
 def blocks(names: Sequence[str], seeds: int) -> dict[str, int]:
-    """Returns the block of every image. Seeds go by turns to as many blocks as have two each, at most
-    MAX_BLOCKS; so a block holds every prompt.
+    """Returns the block of every image. Seeds are dealt in turn to seeds // 2 blocks, at least one
+    and at most MAX_BLOCKS; so a block holds every prompt.
 
     names: of the images, every prompt once for each of the `seeds` seeds, all prompts before the next seed.
     """

@@ -139,7 +139,7 @@ def short(result: Mapping[str, Any]) -> str:
     """Returns the README's table: one line per method, at the highest temperature measured."""
     highest = max(row["temperature"] for row in result["rows"])
     rows = [row for row in result["rows"] if row["temperature"] == highest]
-    values = ("same_image", "mean_nodes", "tau", "SR", "projected", "nll", "recognised", "kid")
+    values = ("same_image", "mean_nodes", "tau", "SR", "projected", "nll")
     return table(lines_of(rows, settings_of(rows), values, intervals=False))
 
 

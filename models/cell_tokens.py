@@ -41,8 +41,9 @@ class CellTokens:
             self._first[slot] = first
 
     def ids(self, codes: Tensor, length: Tensor, depths: Tensor) -> Tensor:
-        """Returns the token ids of codes [B, N] that stand depths [B, N] after the first `length` tokens of
-        their sequences. What lies before or after the image is no row end. length: [R], slots first."""
+        """Returns the token ids of codes [B, N] that stand depths, [B, N], [1, N] or [N], after the first
+        `length` tokens of their sequences. What lies before or after the image is no row end. length: [R],
+        slots first."""
         ids = codes + self._first_code
         if self._row_ends is None or self._row_end is None:
             return ids

@@ -44,7 +44,7 @@ class DrafterNet(Positioned):
         self.block = Block(config)
 
     def fuse(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Returns the layer's input [..., N, D] of features [..., N, D] and tokens, [N] or [B, N]."""
+        """Returns the layer's input [..., N, D] of features [..., N, D] and tokens [B, N]."""
         return self.fc(torch.cat((self.embed(tokens).expand_as(features), features), dim=-1))
 
     def forward(

@@ -155,7 +155,7 @@ class ModelFamily:
     about: str  # a few words for --help
     layout: str  # the module of models.layouts that reads its checkpoints
     home: Path  # default folder of the family's files
-    model_type: str = ""  # that of its config.json; "": others have it too
+    model_type: str = ""  # that of its config.json; "": only recognises() tells the family
     recognises: Callable[[Fields, Shapes], bool] | None = None  # true for a checkpoint; None: by model_type
     target: str = ""  # the target, relative to home
     hub: str | None = None  # hub id that is fetched if the target is not there
@@ -181,7 +181,8 @@ class ModelFamily:
     @property
     def reader(self) -> Any:
         """The module of its layout, which imports torch. Its load(Checkpoint) returns a models.model.Model,
-        and its decoder_config(fields of config.json) a models.decoder.config.DecoderConfig."""
+        and its decoder_config(fields of config.json) a models.decoder.config.DecoderConfig. If its codec
+        is no VQModel, its vqvae(fields of vq_config) makes the codec."""
         return import_module(f"models.layouts.{self.layout}")
 
     def matches(self, fields: Fields, shapes: Shapes) -> bool:

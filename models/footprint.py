@@ -107,10 +107,10 @@ def parts(dims: Dimensions) -> dict[str, int]:
     """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
 
     Weights are exact, and so is the target's cache on a GPU; the rest is estimated, rather too high than too
-    low. LlamaGen's text encoder is left out: it is freed before decoding begins. Loading also needs room for
-    one tensor and the head's rows that score no code. On a CPU that packs weights (`packed`), caches are
-    fp32 whatever `element` says, and oneDNN compiles and stores some 0.6 MB for every product and number of
-    rows.
+    low, but for the drafter's cache, of one layer, which holds depth x width entries of a tree. LlamaGen's
+    text encoder is left out: it is freed before decoding begins. Loading also needs room for one tensor and
+    the head's rows that score no code. On a CPU that packs weights (`packed`), caches are fp32 whatever
+    `element` says, and oneDNN compiles and stores some 0.6 MB for every product and number of rows.
     """
     drafter, vq = dims.drafter, dims.vq
     config = replace(dims.decoder, head_rows=dims.codes)  # loading cuts the head to the codes

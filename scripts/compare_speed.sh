@@ -39,11 +39,12 @@ import numpy as np
 from eval.columns import interval
 
 folder, pairs = Path(sys.argv[1]), int(sys.argv[2])
+numbers = sorted(file.stem.split("-")[-1] for file in folder.glob("this-0-*.json"))  # of the lines of FLAGS
 ms = {"other": {}, "this": {}}  # checkout -> row of bench -> milliseconds per step, one entry per pair
 for checkout, times in ms.items():
-    for file in (folder / f"{checkout}-{pair}-{number}.json" for pair in range(pairs) for number in (1, 2, 3)):
+    for file in (folder / f"{checkout}-{pair}-{number}.json" for pair in range(pairs) for number in numbers):
         for row in json.loads(file.read_text())["rows"]:
-            times.setdefault((file.stem[-1], row["method"], row["temperature"], row["batch_size"]), []).append(row["step_ms"])
+            times.setdefault((file.stem.split("-")[-1], row["method"], row["temperature"], row["batch_size"]), []).append(row["step_ms"])
 print(f"{'':<12}{'T':>3}{'images':>8}{'other ms':>10}{'this ms':>10}{'ratio':>8}   95 % interval, {pairs} pairs")
 slow = False
 for key, other in ms["other"].items():

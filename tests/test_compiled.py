@@ -1,5 +1,5 @@
-"""Compiled layers, as on CUDA: the codes stay the same, kernels are few, and each number of rows is compiled
-once."""
+"""Compiled layers and levels of drafting, as on CUDA: the codes stay the same, kernels are few, and each
+layout is compiled once."""
 
 from __future__ import annotations
 

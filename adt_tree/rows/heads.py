@@ -56,7 +56,7 @@ def make_heads(
     model: Model, method: Method, sampling: Sampling, target: Target, shape: TreeShape, schedule: Schedule
 ) -> Heads:
     """Returns the heads of a method on a target."""
-    slots: Any = copy(target)  # proposers read a target's grid, slots and device, and never run it
+    slots: Any = copy(target)  # proposers read a target's sizes, and never score with it
     slots.slots = target.slots * schedule.heads
     setup = MethodOnModel(model, method, sampling, slots, shape)
     if not method.drafting:

@@ -32,6 +32,8 @@ KEYS = ("tag", "include", "prompt")  # what GenEval's scorer reads of a line
 def geneval(root: Path, target: Path) -> str:
     """Writes GenEval's folder, from a run over its prompt file. Returns the command of its scorer."""
     source, images, _ = images_of(root)
+    if source.suffix.lower() != ".jsonl":  # of another suffix the lines themselves would be the prompts
+        raise UserError(f"{source}: make the run with --prompt evaluation_metadata.jsonl")
     files: dict[str, Callable[[], bytes]] = {}
     for row, (line, paths) in enumerate(zip(metadata(source), images.values(), strict=True)):
         files[f"{row:05}/metadata.jsonl"] = f"{line}\n".encode

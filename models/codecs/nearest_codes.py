@@ -16,7 +16,7 @@ from torch import Tensor
 from models.checkpoint.files import reading
 
 REMEDY = "give the table of this model's codebook, or leave it out: it is then computed"
-PROBES = 64  # rows whose order is checked by distances in the codebook
+PROBES = 64  # rows that are compared with the distances in the codebook
 TOLERANCE = 1e-3  # relative: tables are computed in fp32, whose rounding swaps codes at nearly equal distance
 
 
@@ -60,7 +60,7 @@ def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
         if bool(((table < 0) | (table >= codes) | (table == row_codes)).any()):
             raise ValueError(f"lists codes outside 0 to {codes - 1}, or a code as its own neighbour")
         if not _lists_nearest(table, codebook.double()):
-            raise ValueError("is not in ascending order of distance in this codebook")
+            raise ValueError("does not list the nearest codes of this codebook, nearest first")
     return table
 
 

@@ -91,7 +91,8 @@ class KVCache:
         entry    0 ....... length - 1 | length ............ length + M - N - 1 | ... length + M - 1
         holds    committed prefix     | nodes of earlier passes over this tree | the N nodes of this pass
 
-    Nothing is ever concatenated or reallocated.
+    scratch() places a tree of a drafter behind the longest prefix instead. Nothing is ever concatenated or
+    reallocated.
     """
 
     def __init__(
@@ -234,15 +235,13 @@ class KVCache:
         rows of any length.
 
         depths [N]: as in metadata(). bound: an upper bound on all lengths. Returns positions and entries as
-        in AttentionMetadata, and an additive mask of the C entries before these nodes, [R, 1, C]: 0 in the
-        prefix. C + N is a multiple of ALIGNMENT.
+        in AttentionMetadata, and an additive mask of the F entries before these nodes, [R, 1, F]: 0 in the
+        prefix. F + N is a multiple of ALIGNMENT.
         """
         end = aligned(bound + len(depths))
         first = end - len(depths)
         assert end <= self.capacity, "the cache is too small for the tree"
-        positions = self.position[:, None] + depths
-        if self.axes is not None:
-            positions = self.axes.place(positions)
+        positions = self.position[:, None] + depths  # no drafter has positions of several axes
         mask = torch.zeros(len(self.length), 1, first, dtype=self.store.dtype, device=self.store.device)
         mask.masked_fill_((self._columns[:first] >= self.length[:, None])[:, None], float("-inf"))
         return positions, self._flat_entries(self._columns[first:end]), mask

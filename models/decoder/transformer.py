@@ -26,7 +26,7 @@ from models.decoder.config import DecoderConfig
 
 AXES = 3  # of rotary positions with rope_sections: time, row, column
 MAX_TABULATED = 1 << 14  # positions whose rotations are tabulated before reserve() asks for more
-MAX_COMPILED = 256  # one process compiles the layers for at most this many different numbers of rows
+MAX_COMPILED = 256  # one process compiles a function for at most this many layouts of its tensors
 QK_NORM_EPS = 1e-5  # fixed in the published Chameleon code, not in its configuration
 
 
@@ -211,7 +211,8 @@ def as_it_is(function: Any) -> Any:
 @cache
 def compiled(function: Any) -> Any:
     """Returns a function of tensors compiled by torch.compile, for CUDA: join() takes about 10 kernels
-    instead of 16 to 18. It is compiled once for every layout of the tensors, for all layers together."""
+    instead of 16 to 18. It is compiled once for every layout of the tensors: join() for all layers together,
+    expand_level() for all levels."""
     compile_: Any = torch.compile  # Any, because its type does not declare recompile_limit
     return compile_(function, fullgraph=True, dynamic=False, recompile_limit=MAX_COMPILED)
 
