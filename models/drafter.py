@@ -206,8 +206,8 @@ class EagleDrafter:
         mask = torch.cat((prefix.expand(-1, -1, codes.shape[1], -1), tree), dim=-1).flatten(0, 1)
         if self.cache.head_groups > 1:
             mask = mask.repeat(1, self.cache.head_groups, 1)
-        every, end = slice(None), mask.shape[-1]
-        calls = [(every, every, end)]
-        meta = AttentionMetadata(entries, positions, mask[:, None], end, calls, self.cache.kernel)
+        mask, every = mask[:, None], slice(None)
+        calls = [(every, every, mask)]
+        meta = AttentionMetadata(entries, positions, mask, mask.shape[-1], calls, self.cache.kernel)
         hidden = self.net(tokens, features, self.cache, meta, rotation)
         return self.target.logits(hidden), hidden

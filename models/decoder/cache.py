@@ -40,8 +40,8 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
     context_len: int  # number of entries that attention reads; no node attends to a later one
-    # One call of attention each: (rows of the pass, rows of the cache, number of entries to read).
-    calls: Sequence[tuple[slice, slice, int]]
+    # One call of attention each: (rows of the pass, rows of the cache, their mask over the entries to read).
+    calls: Sequence[tuple[slice, slice, Tensor]]
     kernel: Attend
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ class AttentionMetadata:
         folded = query.view(rows, nodes, kv_heads, groups, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
         scale = 1.0 / math.sqrt(size)  # of the unpadded head
         by_call = []
-        for own, cached, length in self.calls:
-            pair, mask = store[cached, :, :, :length], self.mask[own, ..., :length]
-            by_call.append(self.kernel(folded[own], pair[:, 0], pair[:, 1], mask, scale))
+        for own, cached, mask in self.calls:
+            key, value = store[cached, :, :, : mask.shape[-1]].unbind(1)
+            by_call.append(self.kernel(folded[own], key, value, mask, scale))
         # Row g * B + b of the pass is image b in branch g, and every call is for one image.
         mixed = by_call[0] if len(by_call) == 1 else torch.stack(by_call, dim=1).flatten(0, 1)
         mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
@@ -70,13 +70,16 @@ class AttentionMetadata:
             mixed = mixed.narrow(-1, 0, size)
         return mixed.reshape(rows * nodes, heads * size)
 
-    def write(self, store: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes kv [R * N, 2 * Hkv, E] at the pass's entries. Returns the keys and the values of the entries
-        read, [R, Hkv, context_len, >= E], as views of the layer `store`."""
+    def write(self, store: Tensor, kv: Tensor) -> None:
+        """Writes kv [R * N, 2 * Hkv, E] at the pass's entries of a layer."""
         flat = store.view(-1, store.shape[-1])
         if flat.shape[-1] > kv.shape[-1]:
             flat = flat.narrow(-1, 0, kv.shape[-1])
         flat.index_put_((self.entries,), kv.to(store.dtype).view(*self.entries.shape, -1))
+
+    def read(self, store: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the keys and the values of the entries read, [R, Hkv, context_len, >= E], as views of a
+        layer."""
         key, value = store.narrow(3, 0, self.context_len).unbind(1)
         return key, value
 
@@ -221,12 +224,13 @@ class KVCache:
         mask.scatter_(2, tree_columns[:, None].expand(-1, nodes, -1), tree_mask)
         if self.head_groups > 1:
             mask = mask.repeat(1, self.head_groups, 1)
+        mask = mask[:, None, :, :context_len]
         return AttentionMetadata(
             entries=self._flat_entries(length + columns[tree_entries - nodes : tree_entries], rows),
             positions=positions,
-            mask=mask[:, None, :, :context_len],
+            mask=mask,
             context_len=context_len,
-            calls=self._calls(lengths, context_len, tree_entries),
+            calls=self._calls(lengths, mask, tree_entries),
             kernel=self.kernel,
         )
 
@@ -255,17 +259,18 @@ class KVCache:
         return to_device(present, self.length.device)
 
     def _calls(
-        self, lengths: Sequence[int | None], context_len: int, tree_entries: int
-    ) -> list[tuple[slice, slice, int]]:
+        self, lengths: Sequence[int | None], mask: Tensor, tree_entries: int
+    ) -> list[tuple[slice, slice, Tensor]]:
         """Returns AttentionMetadata.calls: on a CPU one for each image that is not left out, which reads no
         more entries than this image has; elsewhere one for all rows."""
         if self.store.device.type != "cpu":
-            return [(slice(None), slice(None), context_len)]
+            return [(slice(None), slice(None), mask)]
         images = [(slot, length) for slot, length in enumerate(lengths) if length is not None]
-        return [
-            (slice(place, None, len(images)), slice(slot, None, len(lengths)), length + tree_entries)
-            for place, (slot, length) in enumerate(images)
-        ]
+        calls = []
+        for place, (slot, length) in enumerate(images):
+            own, cached = slice(place, None, len(images)), slice(slot, None, len(lengths))
+            calls.append((own, cached, mask[own, ..., : length + tree_entries]))
+        return calls
 
     def commit(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
         """Appends the tree nodes path[r, :count[r]] to the prefix of row r, in place.

@@ -20,7 +20,8 @@ class ChainMetadata(AttentionMetadata):
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
         from flash_attn import flash_attn_with_kvcache
 
-        key, value = (x.transpose(1, 2) for x in self.write(store, kv))
+        self.write(store, kv)
+        key, value = (x.transpose(1, 2) for x in self.read(store))
         query = query.unflatten(0, self.positions.shape[:2])
         mixed = flash_attn_with_kvcache(query, key, value, cache_seqlens=self.ends, causal=True)
         return mixed.flatten(0, 1).flatten(1)
