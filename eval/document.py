@@ -53,14 +53,8 @@ SECTIONS = (
         ("tau",),
         "total_token",
     ),
-    Section(
-        "Speed-up of rivals on development prompts, by the nodes of their windows (T = 1)",
-        "windows.json",
-        ("method",),
-        ("SR",),
-        "total_token",
-    ),
-    Section("Quality against speed", "frontier.json", picture="frontier.png"),
+    Section("Quality against speed, one image", "frontier.json", picture="frontier.png"),
+    Section("Quality against speed, 16 images in flight", "frontier_16.json", picture="frontier_16.png"),
 )
 
 
