@@ -161,7 +161,7 @@ def test_a_run_that_does_not_fit_gives_no_folder(
     [
         ("geneval dpg --export_geneval out", "--export_geneval out: give one folder"),
         ("geneval --export_dpg out", "geneval.jsonl: make the run with --prompt dpg_bench/prompts"),
-        ("dpg --export_geneval out", "texts: is damaged"),
+        ("dpg --export_geneval out", "texts: make the run with --prompt evaluation_metadata.jsonl"),
         ("texts --export_dpg out", "texts/generation_configs.json"),
         ("dpg --export_dpg out --export_geneval out", "--export_geneval and --export_dpg"),
         ("dpg --export_dpg dpg", "dpg/contact_sheet.png is not of this run"),
