@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from adt_tree.records import Step
 
-SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+SECONDS = [0.1 * 2**n for n in range(13)]  # upper ends of the histograms' classes: 0.1 s to 7 minutes
 OUTCOMES = ("completed", "failed", "cancelled")
 
 
