@@ -68,8 +68,8 @@ DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "columns": (lambda t: t[:, :3], "--lantern_k"),
     "range": (lambda t: t + 1, "255"),
     "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "neighbour"),
-    "order": (lambda t: t[:, ::-1], "order"),
-    "other": (lambda t: np.roll(t, 1, axis=1), "order"),
+    "order": (lambda t: t[:, ::-1], "nearest first"),
+    "other": (lambda t: np.roll(t, 1, axis=1), "nearest first"),
     "floats": (lambda t: t.astype(np.float32), "float32"),
     "flat": (lambda t: t[0], "uint16"),
 }
