@@ -52,13 +52,16 @@ def test_a_head_is_read_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "stored", "lengths"), [(4, 6, [6]), (2, 6, [6, 3]), (1, 8, [6]), (2, 8, [6, 3])]
+    ("kv_heads", "stored", "lengths", "unused"),
+    [(4, 6, [6], 0), (2, 6, [6, 3], 1), (1, 8, [6], 0), (2, 8, [6, 3], 1), (2, 8, [6, 3], 2)],
 )
 def test_attention_over_a_tree(
-    kv_heads: int, stored: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+    kv_heads: int, stored: int, lengths: list[int], unused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Grouped and padded heads give the attention that a dense computation over each row's sequence gives."""
+    """Grouped and padded heads give the attention that a dense computation over each row's sequence gives, in
+    a call for each image or, if the mean of unused entries (1.5) is within the bound, in one."""
     torch.manual_seed(0)
+    monkeypatch.setattr("models.decoder.cache.UNUSED", unused)
     heads, size, nodes = 4, 6, 3
     store = torch.zeros(1, 2, 2, kv_heads, 20, stored)
     cache = KVCache(store, torch.zeros(2, dtype=torch.int64), head_groups=heads // kv_heads)
@@ -74,6 +77,8 @@ def test_attention_over_a_tree(
     with monkeypatch.context() as patch:
         patch.setattr("models.decoder.cache.F.scaled_dot_product_attention", watched)
         mixed = meta.attend(cache.layers[0], query, kv).view(2, nodes, heads * size)
+    if unused == 2:
+        lengths = lengths[:1]
     assert len(calls) == len(lengths)
     for ((folded, key, value), options), length in zip(calls, lengths, strict=True):
         assert set(options) == {"attn_mask", "scale"}, "enable_gqa with a mask has no fused kernel"
