@@ -142,7 +142,7 @@ def frontier(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Pat
             line = "-" if all(len(row["varied"]) < 2 for row in points) else "none"
             options = ", ".join(dict.fromkeys(key for row in points for key in row["varied"]))
             name = f"{curve} ({options})" if options else curve
-            colour, marker = f"C{number % 10}", "os^Dv"[number % 5]
+            colour, marker = f"C{number % 10}", "os^DvPX"[number % 7]
             xs, ys = [row[key] for row in points], [row["nll"] for row in points]
             axis.plot(xs, ys, linestyle=line, linewidth=1, marker=marker, color=colour, label=name)
             for x, y, row in zip(xs, ys, points, strict=True):
