@@ -5,10 +5,9 @@ both; which goes first changes from pair to pair. The processes are started STAR
 depend on where a process has its memory. Prints, per case, the median over pairs of the other checkout's time
 divided by this one's, with its 95 % interval: above 1, this checkout is faster. Both run in this one's
 environment.
-
-Usage: .venv/bin/python scripts/compare_speed.py OTHER_CHECKOUT [PAIRS, by default 30]
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-STARTS = 3
+STARTS, SERVE = 3, "--serve"
 CASES = [  # method, temperature, tree (depth, width, drafted nodes; None: the method's own), images in flight
     ("ar", 1, None, 1),
     ("ar", 0, None, 1),
@@ -29,7 +28,7 @@ CASES = [  # method, temperature, tree (depth, width, drafted nodes; None: the m
 
 
 def serve():
-    """Generates what each line of stdin asks for, and answers with the seconds of decoding."""
+    """Generates what each line of stdin asks for, and answers with the mean seconds of decoding an image."""
     from adt_tree import Pipeline, Sampling, TreeShape
 
     prompts = (HERE / "configs/emoji_bench.txt").read_text().splitlines()
@@ -45,13 +44,13 @@ def serve():
 
 def start(checkout):
     """Starts a process that serves the code of a checkout."""
-    command, places = [sys.executable, __file__], {**os.environ, "PYTHONPATH": str(checkout)}
+    command, places = [sys.executable, __file__, SERVE], {**os.environ, "PYTHONPATH": str(checkout)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, cwd=checkout, env=places, text=True, **pipes)
 
 
 def seconds(process, case, pair):
-    """Returns how long a process decodes the images of a pair."""
+    """Returns how long a process decodes each image of a pair, in the mean."""
     print(json.dumps([*case, pair]), file=process.stdin, flush=True)
     answer = process.stdout.readline()
     if not answer:
@@ -62,21 +61,25 @@ def seconds(process, case, pair):
 def compare(other, pairs):
     """Times all cases by both checkouts, and prints the table."""
     import numpy as np
+    from tqdm import tqdm
 
     from eval.columns import interval
 
+    progress, turn = tqdm(total=pairs * len(CASES), unit="pair"), -(-pairs // STARTS)
     times = {case: [] for case in CASES}  # (other, this) seconds of each pair
-    for first in range(0, pairs, -(-pairs // STARTS)):
+    for first in range(0, pairs, turn):
         processes = start(other), start(HERE)
         for case, pairs_of_case in times.items():
             for process in processes:
                 seconds(process, case, 0)  # builds the engine
-            for pair in range(first, min(first + -(-pairs // STARTS), pairs)):
+            for pair in range(first, min(first + turn, pairs)):
                 order = processes if pair % 2 else processes[::-1]
                 both = {process: seconds(process, case, pair) for process in order}
                 pairs_of_case.append([both[process] for process in processes])
+                progress.update()
         for process in processes:
             process.communicate()
+    progress.close()
     heading = f"{'':<12}{'T':>3}{'images':>8}{'other, s':>10}{'this, s':>10}{'ratio':>8}"
     print(f"{heading}   95 % interval, {pairs} pairs")
     for (method, temperature, _, images), pairs_of_case in times.items():
@@ -87,8 +90,18 @@ def compare(other, pairs):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
+    if sys.argv[1:] == [SERVE]:
         serve()
-    else:
-        sys.path.insert(0, str(HERE))
-        compare(Path(sys.argv[1]).resolve(), int((sys.argv[2:] or [30])[0]))
+        sys.exit()
+    sys.path.insert(0, str(HERE))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", type=Path, help="folder of the other checkout")
+    parser.add_argument(
+        "--pairs", type=int, default=30, help="number of pairs of each case, at least 2; default: 30"
+    )
+    options = parser.parse_args()
+    if not (options.other / "main.py").is_file():
+        parser.error(f"{options.other}: no checkout, it has no main.py")
+    if options.pairs < 2:
+        parser.error(f"--pairs {options.pairs}: give 2 or more, an interval needs them")
+    compare(options.other.resolve(), options.pairs)

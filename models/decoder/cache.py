@@ -20,7 +20,9 @@ from models.decoder.config import DecoderConfig
 from models.decoder.positions import AxisPositions
 
 ALIGNMENT = 8  # CUDA's fused attention needs head sizes and mask strides that are multiples of this
-UNUSED = 64  # entries: with 16 nodes a CPU reads so many in the time of one more call of attention
+# On a CPU a call of attention for every image pays if images are on average more than so many entries shorter
+# than the longest: reading as many entries of each as the longest has would take longer (docs/LOG.md).
+UNUSED = 64
 
 
 def aligned(size: int) -> int:
@@ -262,8 +264,8 @@ class KVCache:
     def _calls(
         self, lengths: Sequence[int | None], mask: Tensor, tree_entries: int
     ) -> list[tuple[slice, slice, Tensor]]:
-        """Returns AttentionMetadata.calls: one for all rows, unless on a CPU a slot is left out, or the mean
-        image has more than UNUSED entries fewer than the longest. Then every image has a call of its own,
+        """Returns AttentionMetadata.calls: one for all rows, unless on a CPU a slot is left out, or images
+        are on average more than UNUSED entries shorter than the longest. Then every image has a call of its own,
         which reads no more entries than the image has."""
         images = [(slot, length) for slot, length in enumerate(lengths) if length is not None]
         present = [length for _, length in images]
