@@ -265,8 +265,8 @@ class KVCache:
         self, lengths: Sequence[int | None], mask: Tensor, tree_entries: int
     ) -> list[tuple[slice, slice, Tensor]]:
         """Returns AttentionMetadata.calls: one for all rows, unless on a CPU a slot is left out, or images
-        are on average more than UNUSED entries shorter than the longest. Then every image has a call of its own,
-        which reads no more entries than the image has."""
+        are on average more than UNUSED entries shorter than the longest. Then every image has a call of its
+        own, which reads no more entries than the image has."""
         images = [(slot, length) for slot, length in enumerate(lengths) if length is not None]
         present = [length for _, length in images]
         unused = max(present) * len(present) - sum(present)
