@@ -66,7 +66,7 @@ class AttentionMetadata:
         for own, cached, mask in self.calls:
             key, value = store[cached, :, :, : mask.shape[-1]].unbind(1)
             by_call.append(self.kernel(folded[own], key, value, mask, scale))
-        # Row g * B + b of the pass is image b in branch g, and every call is for one image.
+        # One of several calls is for one image, and row g * B + b of the pass is image b in branch g.
         mixed = by_call[0] if len(by_call) == 1 else torch.stack(by_call, dim=1).flatten(0, 1)
         mixed = mixed.view(rows, kv_heads, groups, nodes, -1).permute(0, 3, 1, 2, 4)
         if padding:
