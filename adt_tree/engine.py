@@ -16,11 +16,11 @@ from adt_tree.noise import Noise
 from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.records import Decoded
 from adt_tree.roles import MethodOnModel, Model, Proposer, Request, Target
-from adt_tree.rows.decode import several_rows
-from adt_tree.rows.heads import Heads, RowTarget, make_heads
-from adt_tree.rows.schedule import Schedule
 from adt_tree.sampling import Sampling
 from adt_tree.verify import Rule
+from lab.rows.decode import several_rows
+from lab.rows.heads import Heads, RowTarget, make_heads
+from lab.rows.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,6 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
         )
     target = model.target(slots, sampling, largest.num_nodes, max_prompt)
     setup = MethodOnModel(model, method, sampling, target, largest)
-    proposer, rule = import_module(f"adt_tree.{method.spec.module}").make(setup)
+    proposer, rule = import_module(method.spec.module).make(setup)
     policy = method.tree.policy(model.grid, slots, model.codebook.device.type != "cpu")
     return Engine(method, sampling, target, (proposer, policy, rule))

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from adt_tree.errors import UserError, instance, shown
 from adt_tree.fastest_size import AutoTree
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, Tree, TreeShape, self_drafted, windowed
-from adt_tree.relaxed.settings import RELAXED as RELAXED
-from adt_tree.relaxed.settings import Annealing, Groups, Lantern, RelaxedRule, Rows, Runs
 from adt_tree.sampling import Sampling
+from adt_tree.settings import RELAXED as RELAXED
+from adt_tree.settings import Annealing, Groups, Lantern, RelaxedRule, Rows, Runs
 from adt_tree.static_trees import StaticTree
 
 VERIFY = ("coupled", "rejection")  # "coupled" gives the AR baseline's image; "rejection": the published rules
@@ -85,7 +85,7 @@ class MethodSpec:
 EAGLE_2 = MethodSpec(
     "eagle-2",
     "the drafter network grows a tree of fixed depth and width (EAGLE-2)",
-    module="proposers.eagle",
+    module="adt_tree.proposers.eagle",
     network=True,
     tree=TreeShape,
     tree_options=SHAPE_OPTIONS,
@@ -95,7 +95,7 @@ EAGLE_2 = MethodSpec(
 SELF_DRAFT = MethodSpec(
     "self-draft",
     "drafts come from the model's own earlier passes, without a drafter network",
-    module="proposers.self_draft",
+    module="adt_tree.proposers.self_draft",
     tree=self_drafted(31),  # with the root 32 nodes, a number for which graphs are recorded (models.graphs)
     tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
@@ -108,7 +108,7 @@ SELF_DRAFT = MethodSpec(
 SJD = MethodSpec(
     "sjd",
     "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
-    module="rivals.sjd",
+    module="lab.rivals.sjd",
     tree=windowed(15, 1),  # the sizes of the rivals are the published ones
     tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
     resize=windowed,
@@ -152,13 +152,13 @@ METHODS: dict[str, MethodSpec] = {
             name="sjd-coupled",
             about="sjd that keeps drafts by maximal coupling (2510.24211)",
             tree=windowed(63, 1),
-            module="rivals.sjd_coupled",
+            module="lab.rivals.sjd_coupled",
         ),
         replace(
             SJD,
             name="sjd-gumbel",
             about="a Jacobi window with noise fixed per position (2510.24211): self-draft without a history",
-            module="rivals.sjd_gumbel",
+            module="lab.rivals.sjd_gumbel",
             tree=windowed(63, 1),
             verify=("coupled",),
             exact=True,
@@ -169,33 +169,33 @@ METHODS: dict[str, MethodSpec] = {
             about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
             tree=windowed(63, 4),
             tree_options=SHAPE_OPTIONS,
-            module="rivals.sjd_pac",
+            module="lab.rivals.sjd_pac",
         ),
         replace(
             SJD,
             name="gsd",
             about="sjd that counts the probability of a group around a draft (GSD, 2508.07747); relaxed",
-            module="rivals.gsd",
+            module="lab.rivals.gsd",
             relaxed=Groups(),
         ),
         replace(
             SJD,
             name="sjd-sv",
             about="sjd that judges runs of drafts by one joint ratio (SJD-SV, 2609.13245); relaxed",
-            module="rivals.sjd_sv",
+            module="lab.rivals.sjd_sv",
             relaxed=Runs(),
         ),
         replace(
             SJD,
             name="cool-sjd",
             about="sjd by the rule of cool-sd, a variant of ours; relaxed",
-            module="rivals.cool_sjd",
+            module="lab.rivals.cool_sjd",
             relaxed=Annealing(),
         ),
         MethodSpec(
             "cool-sd",
             "eagle-1 that relaxes the first levels of its trees most (Cool-SD, 2601.09212); relaxed",
-            module="rivals.cool_sd",
+            module="lab.rivals.cool_sd",
             network=True,
             tree=StaticTree,
             tree_options=("tree_choices",),

@@ -24,9 +24,9 @@ from adt_tree.grid import Grid
 from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method
 from adt_tree.policy import Tree
 from adt_tree.records import Decoded, Step, tau
-from adt_tree.relaxed.settings import Rows
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
+from adt_tree.settings import Rows
 from models.checkpoint.files import expanded
 from models.family import DEFAULTS, LoadOptions
 from models.loading import load, pick_graphs

@@ -169,7 +169,7 @@ def num_sibling_nodes(width: int, positions: int) -> int:
 
 
 def windowed(budget: int, width: int) -> TreeShape:
-    """Returns the shape of a rival's window (adt_tree.rivals) with `budget` drafted nodes.
+    """Returns the shape of a rival's window (lab.rivals) with `budget` drafted nodes.
 
     As many of the first two positions as the budget allows have `width` candidates each. A chain takes the
     rest of the budget.

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method, all_names, split_name
-from cli.groups.relaxed import LanternOptions, RowOptions
 from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
@@ -41,8 +40,9 @@ from cli.options import (
     refuse_unread,
 )
 from cli.parser import as_written, declare, option
-from eval.runs.prompts import BENCH_FILE, Prompt, load_prompts, make_requests, repeated
+from cli.relaxed import LanternOptions, RowOptions
 from models.registry import PUBLISHED, SPECS
+from storage.prompts import BENCH_FILE, Prompt, load_prompts, make_requests, repeated
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -176,8 +176,8 @@ def run(options: Options) -> None:
     from eval.harness import measure
     from eval.profile import memory, profile
     from eval.quality import score
-    from eval.runs.measurements import Measurements
     from models.checkpoint.files import write_json
+    from storage.measurements import Measurements
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
@@ -317,7 +317,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     many tokens of it.
     """
     from cli import model_from_options
-    from eval.runs.process import refuse_several
+    from storage.process import refuse_several
 
     refuse_several()
     if not options.random_weights:
@@ -364,7 +364,7 @@ def prepare(
 
 def describe(model: Model) -> dict[str, Any]:
     """Returns the facts that a repetition needs: commit, date, device, versions, precision, weights, grid."""
-    from eval.runs.process import environment
+    from storage.process import environment
 
     return {
         **environment(model.device.type),

@@ -40,8 +40,8 @@ def run(options: Options) -> None:
         raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
     for name in names:
         check_model(replace(options, model=name))
+    from cli.inspection import inspect
     from cli.model_from_options import load_options
-    from models.inspection import inspect
 
     models, rates = {}, {}
     for name in names:
@@ -64,7 +64,7 @@ def run(options: Options) -> None:
 
 def measure_alignment(name: str, options: LoadOptions) -> dict[str, float]:
     """Loads a model with its drafter. Prints and returns the drafter's acceptance rate in each alignment."""
-    from models.acceptance_rates import acceptance_rates
+    from cli.acceptance_rates import acceptance_rates
     from models.loading import load
 
     rates = acceptance_rates(load(name, replace(options, drafter_alignment="published")))

@@ -18,13 +18,13 @@ from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions, refuse_unread
 from cli.parser import declare, option
-from eval.runs.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts, make_requests
+from storage.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts, make_requests
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from adt_tree.records import Decoded
-    from eval.runs.run_folder import RunFolder
     from models.model import Model
+    from storage.run_folder import RunFolder
 
 # Field of the summary -> key of an image's statistics, of which it is the mean.
 MEANS = {name: name for name in ("target_calls", "drafter_calls", "mean_depth", "mean_nodes")}
@@ -55,8 +55,8 @@ def run(options: Options) -> None:
     if options.record and method.several_rows:
         refuse_unread(options, ("record",), "a race shows images that grow in raster order")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
-    from eval.runs.process import worker
-    from eval.runs.run_folder import CODES, RASTERS, RunFolder, raster_rows
+    from storage.process import worker
+    from storage.run_folder import CODES, RASTERS, RunFolder, raster_rows
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
@@ -172,7 +172,7 @@ def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
 
     Raises UserError if the model has no such codes, or an image has another number of them.
     """
-    from eval.runs.process import synchronise
+    from storage.process import synchronise
 
     record, model = folder.read(name), pipe.model
     if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):
@@ -195,7 +195,7 @@ def plot(
 ) -> None:
     """Writes the contact sheet and, if the method drafts, the maps of the first images."""
     from eval import figures
-    from eval.runs.run_folder import file_name
+    from storage.run_folder import file_name
 
     images = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
     figures.contact_sheet(images, held_out_texts(), folder.root / "contact_sheet.png")
@@ -210,7 +210,7 @@ def record(
 ) -> None:
     """Writes recordings of the first images, except for those that an earlier run has written."""
     from demo import recording
-    from eval.runs.run_folder import file_name
+    from storage.run_folder import file_name
 
     for prompt in prompts[: options.record]:
         path = folder.root / f"{recording.PREFIX}{file_name(prompt.name)}.json"
@@ -224,7 +224,7 @@ def summarise(entries: dict[str, dict[str, Any]], skipped: int, wall: float) -> 
 
     entries: statistics by image. skipped: number of images of earlier runs. wall: seconds of this run.
     """
-    from eval.runs.run_folder import tau_of
+    from storage.run_folder import tau_of
 
     count, generated = len(entries), len(entries) - skipped
     means = {

@@ -21,8 +21,8 @@ from cli.options import (
     sampling_of,
 )
 from cli.parser import declare
-from eval.runs.prompts import DRAFTER_FILE, load_prompts, make_requests
 from models.registry import SPECS
+from storage.prompts import DRAFTER_FILE, load_prompts, make_requests
 
 
 @declare

@@ -41,7 +41,7 @@ def run(options: Options) -> None:
     check_model(options)
     check_pixels(options, "load_test")
     from cli.model_from_options import load_with_drafter_if_any
-    from eval.runs.run_folder import png_bytes
+    from storage.run_folder import png_bytes
 
     pipe, groups = load_with_drafter_if_any(options), defaultdict(list)
     for file in files:

@@ -16,9 +16,9 @@ from adt_tree.fastest_size import AutoTree
 from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Lantern, Method, MethodSpec, RelaxedRule
 from adt_tree.policy import INITS, AdaptiveTree, Tree, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
-from cli.groups.relaxed import PUBLISHED_LANTERN, LanternOptions, RowOptions, readers
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
+from cli.relaxed import PUBLISHED_LANTERN, LanternOptions, RowOptions, readers
 from models.registry import SPECS
 
 AUTO = "auto"  # value of --total_token: the size of trees is chosen while decoding

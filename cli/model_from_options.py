@@ -24,12 +24,12 @@ from cli.options import (
     sampling_of,
 )
 from cli.parser import Options
-from eval.runs.process import refuse_several
 from models.family import LoadOptions
 from models.loading import find_target, pick_device, pick_graphs
 from models.loading import load as load_model
 from models.model import Model
 from models.registry import SPECS
+from storage.process import refuse_several
 
 if TYPE_CHECKING:
     from eval.quality import Recognise
@@ -107,7 +107,7 @@ def recogniser_of(options: ModelOptions) -> Recognise | None:
     """Returns the recogniser of images of the checkpoint; None if its folder holds no gallery. Raises
     UserError if a package that scores need is not installed."""
     from eval.metrics.networks import library
-    from training.emoji.recognise import GALLERY, recogniser
+    from recipes.emoji.recognise import GALLERY, recogniser
 
     gallery = find_target(SPECS[options.model], load_options(options)) / GALLERY
     if not gallery.exists():

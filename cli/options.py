@@ -11,9 +11,9 @@ from adt_tree.errors import UserError
 from adt_tree.method import Annealing, Groups, Runs
 from adt_tree.sampling import Sampling
 from cli.parser import Options, as_written, declare, option
-from eval.runs.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 from models.family import ALIGNMENTS, PRECISIONS, TOP_K, ModelFamily
 from models.registry import SPECS, spec_of
+from storage.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 
 DEVICES = ("auto", "cpu", "cuda")
 

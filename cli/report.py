@@ -19,10 +19,10 @@ from cli.parser import as_written, declare, option, positional
 from eval import acceptance, tables
 from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
-from eval.runs import export
-from eval.runs.check import faults, stored_options, stored_run
-from eval.runs.run_folder import finished_records, stored_grid
 from models.checkpoint.files import make_folder, write_atomic
+from storage import export
+from storage.check import faults, stored_options, stored_run
+from storage.run_folder import finished_records, stored_grid
 
 Results = Mapping[Path, dict[str, Any]]  # results of bench by their files
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"

@@ -1,4 +1,4 @@
-"""train_emoji: builds the embedded model in stages. A stage is a module of training/emoji with Options and
+"""train_emoji: builds the embedded model in stages. A stage is a module of recipes/emoji with Options and
 run(options)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STAGES = {
 
 def stage_of(name: str) -> ModuleType:
     """Returns the module of a stage."""
-    return import_module(f"training.emoji.{name}")
+    return import_module(f"recipes.emoji.{name}")
 
 
 def run(name: str, argv: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from eval.runs.run_folder import RECORDS, read_records, stored_grid
 from models.checkpoint.files import reading
+from storage.run_folder import RECORDS, read_records, stored_grid
 
 CODES, TOP1 = "codes per call", "top1"
 COUNTS = (CODES, "depth", "width")

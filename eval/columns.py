@@ -17,7 +17,7 @@ from adt_tree.records import tau
 if TYPE_CHECKING:
     from eval.harness import Configuration
     from eval.quality import Quality
-    from eval.runs.measurements import Measured
+    from storage.measurements import Measured
 
 PROJECTED = "anole"  # the family whose dimensions the projected speed-up is for
 Row = Mapping[str, Any]  # of a stored result, by the columns' keys

@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from adt_tree.grid import Grid
 from eval.acceptance import CODES, COUNTS, TOP1, maps
-from eval.runs.run_folder import png_bytes
 from models.checkpoint.files import replacing, write_atomic
+from storage.run_folder import png_bytes
 
 MAX_ON_SHEET = 64
 MIN_TILE = 160  # side of a tile, in pixels

@@ -44,7 +44,7 @@ class Part:
 def parts(device: str) -> list[Part]:
     """Returns all parts of a check in the order of running. On a CPU there is one factor, the default."""
     bench = ("main.py", "bench", "--device", device, "--temperatures", "1")
-    found = [Part("tests", ("-m", "pytest", "-q", "-o", "addopts=", "-m", "gpu", "tests/test_gpu.py"))]
+    found = [Part("tests", ("-m", "pytest", "-q", "-o", "addopts=", "-m", "gpu", "tests/models/test_gpu.py"))]
     for precision in ("fp32", "bf16"):
         found.append(Part("emoji", (*bench, "--precision", precision, "--methods", *EXACT)))
     for family in PUBLISHED:

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
-from eval.runs.measurements import Batch, Measured, Measurements
-from eval.runs.process import synchronise
+from storage.measurements import Batch, Measured, Measurements
+from storage.process import synchronise
 
 BASELINE, OTHER_SEEDS = "ar", "ar, other seeds"
 SLICE = 0.25  # seconds for which a configuration decodes before the next one does

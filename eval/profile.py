@@ -16,9 +16,9 @@ from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
-from eval.runs.process import synchronise
 from models import footprint
 from models.model import Model
+from storage.process import synchronise
 
 PARTS = ("target", "drafter", "tree", "verify", "commit")  # the ranges that the loop marks
 PROBE_BYTES, PROBES = 2**28, 5  # size and number of the probes that measure the bandwidth of memory

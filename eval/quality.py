@@ -19,9 +19,9 @@ from adt_tree.sampling import Sampling
 from eval.harness import Decodes, Outcome
 from eval.likelihood import NODES, nll
 from eval.metrics.distances import kid_of_pairs
-from eval.runs.measurements import Measured
-from eval.runs.prompts import image_seed
 from models.model import Model
+from storage.measurements import Measured
+from storage.prompts import image_seed
 
 BATCH = 64  # images whose features are computed at once
 MAX_BLOCKS = 8

@@ -6,7 +6,7 @@ With tokens t and features f, entry p of a drafter's cache predicts the feature 
     unshifted   (f[p], t[p])       with the feature's own token
 
 The released code drafts with the first and trains the drafters of Anole and Lumina-mGPT with the second. A
-drafter works best the way it was trained, which is not published for these two: models.acceptance_rates
+drafter works best the way it was trained, which is not published for these two: cli.acceptance_rates
 measures both.
 """
 

@@ -31,7 +31,7 @@ FP32 = 4
 # Number of [images, nodes, codes] fp32 tensors that a pass is allowed. Rejection over a static tree holds 15
 # at once; other rules hold about half, and a layer's activations take less than the rest.
 PASS_TENSORS = 15
-MAX_RECORDINGS = 40  # CUDA graphs of one target; tests/test_buckets.py counts them
+MAX_RECORDINGS = 40  # CUDA graphs of one target; tests/models/test_buckets.py counts them
 RECORDING_BYTES = 10 * 2**20  # of one CUDA graph
 FEATURE_MAPS = 4  # number of the codec's feature maps that exist at once, each as large as the largest
 LIBRARIES = 2**28  # bytes that cuBLAS and cuDNN allocate at their first use, or that fragmentation wastes

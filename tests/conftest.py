@@ -12,8 +12,8 @@ import torch
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
-    from tests.checkpoints import Checkpoints
-    from tests.service import Running
+    from tests.support.checkpoints import Checkpoints
+    from tests.support.service import Running
 
 Command = Callable[..., list[str]]
 Run = Callable[..., tuple[int, str, str]]
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """Returns the tiny random checkpoints of every family. Tests must not change them."""
-    from tests.checkpoints import Checkpoints
+    from tests.support.checkpoints import Checkpoints
 
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
@@ -67,7 +67,7 @@ def emu3(load_emu3: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="module")
 def live(request: pytest.FixtureRequest, pipe: Pipeline) -> Iterator[Running]:
     """Serves the tiny checkpoint with the test module's SETTINGS."""
-    from tests.service import running
+    from tests.support.service import running
 
     with running(pipe, request.module.SETTINGS) as service:
         yield service

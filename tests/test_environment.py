@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import main
-from tests.checkpoints import Checkpoints
-from tests.runs import ROOT, images, python
+from tests.support.checkpoints import Checkpoints
+from tests.support.runs import ROOT, images, python
 
 ACCELERATE = Path(sys.executable).with_name("accelerate")
 FAMILIES = ("llamagen", "glm_image")  # T5 runs in transformers; codes without pixels

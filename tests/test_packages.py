@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
-from tests.runs import ROOT
+from tests.support.runs import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FILES = {path.stem.removeprefix("requirements-"): path for path in sorted(ROOT.glob("requirements-*.txt"))}

@@ -17,7 +17,7 @@ import pytest
 
 from main import COMMANDS, module_of
 from models.family import CKPTS
-from tests.runs import ROOT
+from tests.support.runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
 MODELS = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["models"]

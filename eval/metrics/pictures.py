@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adt_tree.errors import UserError
-from eval.runs.prompts import Prompt, read_file
-from eval.runs.run_folder import CODES, file_name, read_statistics
 from models.checkpoint.files import reading
+from storage.prompts import Prompt, read_file
+from storage.run_folder import CODES, file_name, read_statistics
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file

@@ -33,7 +33,7 @@ def record_scores(
 
     options: the command's dataclass. facts: further fields of the line, such as the numbers of images.
     """
-    from eval.runs.process import environment
+    from storage.process import environment
 
     entry = {
         "line": " ".join(["python", *map(os.path.basename, sys.argv[:1]), *sys.argv[1:]]),

@@ -1,1 +1,0 @@
-"""Methods that change the distribution so as to be faster."""

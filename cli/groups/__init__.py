@@ -1,1 +1,0 @@
-"""Groups of options that bench and generate_images share."""

@@ -1,0 +1,69 @@
+"""The options of methods that do not keep the distribution of the model. This file does not import torch."""
+
+from __future__ import annotations
+
+from adt_tree.method import METHODS, RELAXED
+from adt_tree.settings import FIRST, INPUTS, LAGS, Lantern
+from cli.parser import Options, declare, option
+
+PUBLISHED_LANTERN = Lantern()
+
+
+def readers(name: str) -> str:
+    """Returns the names of the methods that read an option."""
+    return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
+
+
+@declare
+class LanternOptions(Options):
+    """relaxed acceptance (LANTERN)"""
+
+    lantern: bool = option(
+        "count the probability of a code's nearest neighbours when it is verified, so that more codes are "
+        f"accepted: faster, but not the model's distribution; read by {readers('lantern')}",
+        False,
+    )
+    lantern_k: int | None = option(
+        f"number of neighbours whose probability counts (default: {PUBLISHED_LANTERN.max_k}, in bench "
+        f"{RELAXED.max_k}, or an eighth of the codebook if that is less)",
+        unit="CODES",
+    )
+    lantern_delta: float | None = option(
+        "up to 1: bound on the probability that a code gains from its neighbours; above 1: LANTERN++'s "
+        f"factor on the probability of the code itself (default: the published {PUBLISHED_LANTERN.delta:g}, "
+        f"in bench {RELAXED.delta:g})",
+        unit="D",
+    )
+    lantern_table: str | None = option(
+        "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's "
+        "or drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
+        unit="PATH",
+    )
+
+
+@declare
+class RowOptions(Options):
+    """several rows at once"""
+
+    row_start: int | None = option(
+        "zipar, pjd, self-draft: begin a row when the row above it has this many cells, its row end "
+        "included; fewer give fewer passes and another distribution, a whole row gives raster order "
+        "(default: a third of a row in zipar and pjd, raster order in self-draft)",
+        unit="CELLS",
+    )
+    row_lag: str | None = option(
+        "keep: a row stays --row_start cells behind the row above; start: it may catch up once it has begun, "
+        "as PJD published (default: keep)",
+        choices=LAGS,
+    )
+    row_input: str | None = option(
+        "code that a row begins with while the row above is not finished; newest: the newest of that row, "
+        "as published; end: the last one of the newest finished row, before there is one the first one of "
+        "the row above (default: end)",
+        choices=INPUTS,
+    )
+    row_first: str | None = option(
+        "plain: the second row waits for the whole first row, as ZipAR published; overlap: it begins as all "
+        "others (default: overlap)",
+        choices=FIRST,
+    )

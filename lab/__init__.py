@@ -1,0 +1,1 @@
+"""What is measured beside the methods of adt_tree: rivals, several rows at once."""

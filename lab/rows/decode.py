@@ -1,0 +1,181 @@
+"""The loop that continues several rows of every image in each pass of the target.
+
+A step is that of adt_tree.decode.speculative(), for every head: shape, draft, score, verify, commit, observe.
+All heads of all images share the pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from adt_tree.batch import BatchSlots, StepOutput, outcomes
+from adt_tree.decode import first_code
+from adt_tree.policy import ROOT_ONLY, SMALLEST, TreeShape
+from adt_tree.ranges import part
+from adt_tree.roles import Request
+from adt_tree.sampling import PassSampling, Sampling, log_probs
+from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
+from adt_tree.verify import Verdict
+from lab.rows.heads import Heads, RowTarget
+from lab.rows.nodes import PassNodes, Plan
+from lab.rows.schedule import Head
+
+
+@torch.inference_mode()
+def several_rows(
+    target: RowTarget, heads: Heads, requests: Iterable[Request | None], sampling: Sampling
+) -> Iterator[StepOutput]:
+    """Yields the outcome of every target call.
+
+    The codes are not distributed as the target's, unless every row begins when the row above is finished. An
+    image holds its codes, in raster order, once it is finished.
+    """
+    slots, rule = BatchSlots(target, requests, [target.release], sampling), heads.rule
+    noise, images = rule.noise.table(target.slots, target.grid, target.device), RowImages(target, heads)
+
+    def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
+        noise.begin(slot, request.seed, sampling.greedy)
+        code, _ = first_code(target, rule, sampling, slot, request)
+        images.begin(slot, code)
+        return code
+
+    while slots.refill(begin):
+        clock = time.perf_counter()
+        with part("tree"):
+            step = images.next_step([slot for slot, _ in slots.active()])
+            tree = images.draft(step, slots.sampling)
+            nodes = PassNodes.of(step.plan, tree, images.cached[:, :-1], step.size)
+        with part("target"):
+            inputs = (nodes.codes, nodes.positions, nodes.visible, (0,) * target.slots)
+            scored = target.run(target.score, *inputs)
+        with part("verify"):
+            noise_here = noise.at(nodes.positions + 1)
+            log_p = log_probs(scored.logits, slots.sampling, noise_here.forced)
+            log_p, perturbed = (nodes.by_head(x, tree.nodes) for x in (log_p, log_p + noise_here.gumbel))
+            seeds = slots.seeds.repeat_interleave(heads.schedule.heads)
+            verdict = rule(tree, log_p, perturbed, seeds, step.plan.position.flatten() + 1)
+        with part("commit"):
+            entries, positions = nodes.moves(step.plan, verdict, target.grid.length)
+            target.move(entries, positions)
+            images.commit(step.plan, verdict, positions)
+        if heads.proposer is not None:
+            with part("tree"):
+                heads.proposer.observe(tree, perturbed, scored.features, verdict)
+        yield images.advance(slots, step, tree, log_p.amax(dim=-1), verdict, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """What is known of a step before its drafts."""
+
+    heads: list[list[Head | None]]  # [B][A]
+    shapes: list[list[TreeShape]]  # [B][A], of their trees
+    plan: Plan
+    size: int  # nodes of the pass
+
+
+class RowImages:
+    """The rows of the images in flight: codes [B, P + 1] and cells in the cache [B, P + 1] on the device, and
+    the progress of every image on the host. The extra column receives what belongs to no cell."""
+
+    def __init__(self, target: RowTarget, heads: Heads) -> None:
+        self._target, self._heads, self._schedule = target, heads, heads.schedule
+        self._progress = [heads.schedule.begin(0) for _ in range(target.slots)]
+        shape, device = (target.slots, target.grid.length + 1), target.device
+        self.codes = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.cached = torch.zeros(shape, dtype=torch.bool, device=device)
+
+    def begin(self, slot: int, code: Tensor) -> None:
+        """Starts an image with its first code []."""
+        self._progress[slot] = self._schedule.begin(int(code))
+        self.codes[slot] = self.cached[slot] = 0
+        self.codes[slot, 0] = code
+
+    def next_step(self, active: list[int]) -> RowStep:
+        """Returns the next pass over the images in the slots `active`."""
+        heads: list[list[Head | None]] = [
+            self._schedule.next_heads(progress) if slot in active else [None] * self._schedule.heads
+            for slot, progress in enumerate(self._progress)
+        ]
+        shapes = [[self._shape(head) for head in of_image] for of_image in heads]
+        nodes = [
+            [num_nodes(shape) if head else 0 for head, shape in zip(*pair, strict=True)]
+            for pair in zip(heads, shapes, strict=True)
+        ]
+        most = max(map(sum, nodes))
+        if self._target.few_shapes:
+            most = self._target.rows(self._schedule.heads * num_nodes(self._heads.shape))
+        return RowStep(heads, shapes, Plan.of(heads, nodes, self._target.device), most)
+
+    def _shape(self, head: Head | None) -> TreeShape:
+        """Returns the shape of a head's tree. The target itself chooses the last code that a row commits."""
+        return self._heads.shape.cut(head.room - 1) if head and head.room else ROOT_ONLY
+
+    def draft(self, step: RowStep, sampling: PassSampling) -> DraftTree:
+        """Returns the trees of all heads, [B * A, M]."""
+        roots, proposer = self.codes.gather(1, step.plan.source).flatten(), self._heads.proposer
+        if proposer is None:
+            return root_only_tree(roots)
+        proposer.know(self.codes.repeat_interleave(self._schedule.heads, dim=0))
+        for slot, head in enumerate(chain.from_iterable(step.heads)):
+            if head and head.begins:
+                proposer.begin(slot, head.position + 1)
+        bounds = self._heads.shape if self._target.few_shapes else SMALLEST
+        shapes = BatchShapes.of([*chain.from_iterable(step.shapes)], self._target.device, bounds)
+        return proposer.propose(shapes, roots, _no_noise, (), sampling)
+
+    def commit(self, plan: Plan, verdict: Verdict, positions: Tensor) -> None:
+        """Stores the codes that the heads commit. positions [B, A * L]: of the cells that are in the cache
+        now."""
+        self.cached.scatter_(1, positions, True)
+        images, heads = plan.position.shape
+        codes, count = (x.view(images, heads, -1) for x in (verdict.codes, verdict.count))
+        level = torch.arange(codes.shape[2], device=codes.device)
+        at = plan.position[..., None] + 1 + level
+        at = at.masked_fill((level >= count) | ~plan.open[..., None], self._target.grid.length)
+        self.codes.scatter_(1, at.flatten(1), codes.flatten(1))
+
+    def advance(
+        self,
+        slots: BatchSlots,
+        step: RowStep,
+        tree: DraftTree,
+        top1: Tensor,
+        verdict: Verdict,
+        started: float,
+    ) -> StepOutput:
+        """Adds the codes that a step committed to their images. top1, started: as in BatchSlots.advance()."""
+        table = outcomes(tree, top1, verdict)[1].tolist()  # here the host waits for the device
+        ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
+        for slot, image in slots.active():
+            first, of_image = slot * self._schedule.heads, step.heads[slot]
+            open_ = [(number, head) for number, head in enumerate(of_image) if head and head.room]
+            lines = [table[first + number] for number, _ in open_]
+            codes = [[int(code) for code in line[2:][: int(line[0])]] for line in lines]
+            best = [p for line in lines for p in line[2 + longest :][: int(line[0])]]
+            position = 1 + min(head.position for _, head in open_)
+            shapes = [step.shapes[slot][number] for number, _ in open_]
+            depth, budget = max(shape.levels for shape in shapes), sum(shape.budget for shape in shapes)
+            shape = replace(self._heads.shape, depth=depth, budget=budget)
+            drafted = sum(int(line[1]) for line in lines)
+            if slots.record(slot, position, best, drafted, shape, ms):
+                self._schedule.advance(self._progress[slot], [head for _, head in open_], codes)
+                image.codes[:] = self._schedule.image(self._progress[slot]) or image.codes
+        moved = slots.active()
+        return StepOutput(moved, slots.pop_finished(), tree, verdict)
+
+
+def num_nodes(shape: TreeShape) -> int:
+    """Returns the largest number of nodes of a tree of this shape, the root included."""
+    return 1 + min(shape.budget, shape.depth * shape.width)
+
+
+def _no_noise(levels: int) -> NoReturn:
+    raise NotImplementedError("drafter networks, which read noise, do not draft several rows")

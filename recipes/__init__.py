@@ -1,0 +1,1 @@
+"""Recipes that made checkpoints of this repository."""

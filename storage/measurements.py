@@ -1,0 +1,73 @@
+"""The measurements of a bench run, stored so that an interrupted run can continue. No torch.
+
+    measurement_configs.json     the settings of the store (storage.store)
+    measurements/NUMBER.json     one batch of prompts, measured under every configuration by one run
+
+Figures that are compared with one another are in one file, because they were measured within the same
+minutes. The `seconds` of an image contain the turns of the other configurations. A batch that a run did not
+finish leaves no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from adt_tree.records import Decoded, Step
+from models.checkpoint.files import reading
+from storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A batch of prompts decoded under one configuration."""
+
+    seconds: float  # per image
+    images: list[Decoded]
+
+
+Batch = dict[str, Measured]  # name of a configuration -> its measurement of the batch
+
+
+class Measurements:
+    """The measurements in a folder, of this run and of earlier ones with the same fingerprint."""
+
+    def __init__(self, root: Path, fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Makes the folder, or reads the measurements in it.
+
+        fingerprint: everything that changes a measurement. options: stored beside it for a reader. Raises
+        UserError if the folder's fingerprint differs or a file is damaged.
+        """
+        self._store = Store(root / "measurement_configs.json", "measurements", fingerprint)
+        self._store.start(options)
+        self._batches: dict[int, Batch] = {}
+        for path in self._store.paths():
+            content = self._store.read(path.stem)
+            with reading(path, "delete it, and its prompts are measured again"):
+                self._batches[int(path.stem)] = {
+                    name: Measured(float(entry["seconds"]), [_unpack(image) for image in entry["images"]])
+                    for name, entry in content["measured"].items()
+                }
+
+    def finished(self, number: int) -> Batch | None:
+        """Returns the stored measurements of a batch of prompts; None if it is still to be measured."""
+        return self._batches.get(number)
+
+    def add(self, number: int, prompts: Sequence[str], batch: Batch) -> None:
+        """Stores a batch of prompts, given by their names, that was measured under every configuration."""
+        measured = {
+            name: {"seconds": entry.seconds, "images": [_pack(image) for image in entry.images]}
+            for name, entry in batch.items()
+        }
+        self._store.write(f"{number:05}", {"prompts": list(prompts), "measured": measured})
+        self._batches[number] = batch
+
+
+def _pack(image: Decoded) -> dict[str, Any]:
+    return {**asdict(image), "steps": [tuple(step.as_dict().values()) for step in image.steps]}
+
+
+def _unpack(image: Mapping[str, Any]) -> Decoded:
+    return Decoded(**{**image, "steps": [Step(*step) for step in image["steps"]]})

@@ -1,0 +1,244 @@
+"""The commands seen from outside: outputs, errors, several processes, and that every option has an effect.
+The checkpoint is tiny and random."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import main
+from adt_tree.errors import CheckpointError, UserError
+from cli.train_emoji import STAGES
+from main import COMMANDS
+from storage import process
+from storage.process import worker
+from tests.conftest import Command, Refused, Result, Run
+from tests.support.checkpoints import Checkpoints
+from tests.support.runs import python, record
+from training import drafter_states
+
+
+@pytest.mark.parametrize("command", ["", "generate_images"])
+def test_help_needs_no_torch_and_less_than_a_second(command: str) -> None:
+    code = "import sys, main; s = main.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(s)"
+    seconds = []
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = python("-c", code, *command.split(), "--help")
+        # Processor time, which a busy machine does not lengthen.
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.returncode == 0 and "usage" in done.stdout, done.stderr
+    assert min(seconds) < 1
+
+
+def test_outputs(generate: Run, tmp_path: Path) -> None:
+    status, out, err = generate("o", *ADT.split(), "--heatmaps", "2", "--start_idx", "1", "--end_idx", "4")
+    assert (status, err) == (0, "")
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[2]
+    folder = tmp_path / "o"
+    expected = ["contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json",
+                "heatmap_1.png", "heatmap_2.png", "img", "records", "steps.jsonl"]  # fmt: skip
+    assert sorted(p.name for p in folder.iterdir()) == expected
+    statistics, images = record(folder)
+    assert sorted(images) == ["1.png", "2.png", "3.png"]
+    assert statistics["2"]["prompt"] == "cat face" and statistics["2"]["ann_id"] == 2
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert " ".join(steps[0]) == "name position row column depth width nodes accepted ms top1 budget"
+    assert sum(step["accepted"] + 1 for step in steps) == 3 * 15
+    stored = json.loads((folder / "generation_configs.json").read_text())
+    assert stored["peanut"] is True and "beta=0.5" in stored["fingerprint"]["tree"]
+
+
+EAGLE, ADT = "--drafter_type eagle", "--drafter_type eagle --peanut"
+REJECTION, RELAXED = "--verify rejection", "--lantern --lantern_delta 0.9"
+# Options of a run, and further options, each of which must change its output or its record. test_options.py
+# checks that all options of a method change the method.
+CHANGES = {
+    EAGLE: [
+        "--random_seed 7", "--precision bf16", RELAXED, "--slice 1-3", "--num_images 2", "--start_idx 2",
+        "--end_idx 2", "--prompt moon", "--drafter_alignment unshifted",
+    ],
+    f"{REJECTION} {RELAXED} --static_tree": ["--rules reference"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", CHANGES)
+def test_every_option_changes_the_output_or_the_record(
+    result: Result, command: Command, tmp_path: Path, base: str
+) -> None:
+    result(*command("base", *base.split()))
+    for number, change in enumerate(CHANGES[base]):
+        result(*command(str(number), *base.split(), *change.split()))
+        assert record(tmp_path / "base") != record(tmp_path / str(number)), change
+
+
+def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path: Path) -> None:
+    words = "--set_seed --batch_size 2 --device cpu --cfg_mode parallel --target_size 8"
+    # Automatic trees depend on measured times, so they differ from run to run.
+    fixed = ("--total_token", "32")
+    generate("a", *fixed)
+    assert generate("b", *fixed, *words.split())[0] == 0
+    assert record(tmp_path / "a") == record(tmp_path / "b")
+    stored = json.loads((tmp_path / "b" / "generation_configs.json").read_text())
+    assert (stored["set_seed"], stored["batch_size"], stored["cfg_mode"]) == (True, 2, "parallel")
+    assert stored["cuda_graphs"] is False, "the default, None, means no graphs on a CPU"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_code_outside_of_git_is_no_clean_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inside: bool
+) -> None:
+    """Nor is code in the repository of something else."""
+    monkeypatch.setattr(process, "ROOT", tmp_path)
+    if inside:
+        for words in ("init -q", "-c user.name=x -c user.email=x commit -q --allow-empty -m x"):
+            subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    origin = process.environment("cpu")
+    assert origin["commit"] is origin["dirty"] is origin["changes"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "generate_image",
+        "train_emoji dta",
+        "memory --precision int3",
+        "memory x1",
+        "check_ckpts chameleon",
+        "check_ckpts emoji anole --model_path some_folder",
+        "check_ckpts emoji --vq_path some_file",
+        "check_ckpts emoji --model anole",
+        "generate_codebook --batch_size 4",
+        "generate_train_data --model glm_image --features",
+        "extract_code --model glm_image --features",
+        "generate_images --method ar --heatmaps 2",
+    ],
+)
+def test_unknown_commands_and_choices(refused: Refused, words: str) -> None:
+    assert words.split()[-1] in refused(*words.split())
+
+
+def test_overviews(run: Run) -> None:
+    choices = {"": COMMANDS, "--help": COMMANDS, "train_emoji": STAGES, "train_emoji --help": STAGES}
+    for words, names in choices.items():
+        status, out, err = run(*words.split())
+        assert status == 0 and not err and all(f"  {name} " in out for name in names)
+
+
+def test_a_disk_that_fills_up_while_a_drafter_is_made(
+    run: Run, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    prompts, data, save = tmp_path / "p.txt", tmp_path / "data", tmp_path / "run"
+    prompts.write_text("red heart\npizza\ncat face\n")
+    model = [*checkpoints["emoji"].words(), "--device", "cpu"]
+    make_data = ["generate_train_data", *model, "--prompt", prompts, "--output_dir", data, "--features"]
+    train = ["train_drafter", *model, "--data_dir", data, "--save_dir", save, "--bs", "2"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for words, size, file, steps in (
+        (make_data, 100, data / "data_00000.safetensors", ()),
+        (train, 1_000, save / ".state_0.part" / "model.safetensors", ("--max_steps", "0")),
+        (train, 100_000, save / ".state_1.part" / "trainer.pt", ("--max_steps", "1")),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        try:  # the system refuses to write files beyond this size, as on a full disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+            status, _, err = run(*words, *steps)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        line = err.splitlines()[-1]
+        assert status == 2 and line.startswith("error: ") and str(file) in line
+        assert "too large" in line.lower()
+        created = {*tmp_path.rglob("*")} - {*before}
+        assert all(path.is_dir() or path.name == "log.jsonl" for path in created), created
+        assert run(*words, *steps)[0] == 0
+    assert len((save / "log.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.timeout(300)  # three processes import torch
+def test_accelerate_launch_trains_in_two_processes(
+    checkpoints: Checkpoints, run: Run, tmp_path: Path
+) -> None:
+    """Each process takes half of a step's images, and half of the images of validation; the weights and the
+    agreement are those of one process that takes all."""
+    prompts, data = tmp_path / "p.txt", tmp_path / "data"
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(8)))
+    model = [*checkpoints["emoji"].words(), "--device", "cpu"]
+    assert run("generate_train_data", *model, "--prompt", prompts, "--output_dir", data)[0] == 0
+    train = ["train_drafter", *model, "--data_dir", str(data), "--coupled", "--data_noise", "none"]
+    train += ["--lr", "1e-3", "--max_steps", "2", "--train_data_ratio", "0.5", "--save_dir"]
+    status, out, _ = run(*train, tmp_path / "one", "--bs", 4)
+    assert status == 0
+    alone = json.loads(out.splitlines()[-1])
+    launch = "accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0 main.py".split()
+    done = python("-m", *launch, *train, tmp_path / "two", "--bs", 2, timeout=280)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["steps"] == 2 and last["agreement"] == pytest.approx(alone["agreement"], abs=2e-4)
+    one, two = (
+        torch.load(drafter_states.states(tmp_path / name)[-1] / "trainer.pt", weights_only=True)["net"]
+        for name in ("one", "two")
+    )
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "count", "name"),
+    [("4", "4", "RANK"), ("0", "x", "WORLD_SIZE"), ("", "4", "RANK"), ("3", "", "WORLD_SIZE")],
+)
+def test_damaged_variables_of_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, rank: str, count: str, name: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", count)
+    with pytest.raises(UserError, match=f"{name}="):
+        worker()
+
+
+@pytest.mark.parametrize("command", ["bench", "generate_codebook", "generate_train_data"])
+def test_a_command_for_one_process_refuses_a_launcher(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE=2" in refused(command)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("--cfg 7"), 2),
+        (CheckpointError("model.safetensors"), 2),
+        (OSError(28, "No space left on device", "img/1.png"), 2),
+        (MemoryError("8 GiB"), 2),
+        (FloatingPointError("image 3"), 2),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2),
+        (ValueError("a fault of ours"), 1),
+        (RuntimeError("a fault of ours"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_exit_status(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every class of error ends the command with its exit status and one line that names what the exception
+    names."""
+
+    def fail(argv: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "dispatch", fail)
+    with pytest.raises(type(error)):
+        main.main(["bench", "--debug"])
+    assert main.main(["bench"]) == status
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and str(error.args[-1] if error.args else "") in line
+    assert line.startswith("internal error: ") == (status == 1)

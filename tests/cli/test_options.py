@@ -1,0 +1,277 @@
+"""Options become one checked method, and impossible ones are refused in one line. No model is loaded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from adt_tree.errors import UserError
+from adt_tree.fastest_size import AutoTree
+from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
+from adt_tree.sampling import Sampling
+from adt_tree.static_trees import StaticTree
+from cli import train_drafter
+from cli.bench import Options as Bench
+from cli.generate_images import Options
+from cli.method_options import METHOD_OPTIONS, method_from
+from cli.train_emoji import STAGES, stage_of
+from main import COMMANDS, module_of
+from tests.support.refusal import refusal
+
+
+def parse(words: str) -> Method:
+    """Returns the method that a command line of generate_images means."""
+    return method_from(Options.parse(words.split()))
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("", "self-draft"), ("--peanut", "adt-self-draft"),
+        ("--drafter_type self-draft --peanut", "adt-self-draft"),
+        ("--drafter_type eagle", "eagle-2"),
+        ("--drafter_type eagle --peanut", "adt-tree"), ("--static_tree", "eagle-1"),
+        ("--verify rejection", "eagle-2"), ("--drafter_path x", "eagle-2"), ("--model_type base", "ar"),
+        ("--drafter_type none", "ar"), ("--model anole", "eagle-2"), ("--model anole --peanut", "adt-tree"),
+        ("--model lumina_mgpt", "self-draft"), ("--model lumina_mgpt --eagle_version 1", "eagle-1"),
+        ("--model lumina_mgpt --eagle_version 2", "eagle-2"),
+        ("--model lumina_mgpt --eagle_version 0", "eagle-2"), ("--drafter_type sjd-pac", "sjd-pac"),
+        ("--model lumina_mgpt --cfg_mode sequential", "self-draft"),
+    ],
+)  # fmt: skip
+def test_the_published_flags_name_methods(words: str, name: str) -> None:
+    assert parse(words).name == name
+
+
+# --adt_depth_max 5 also lowers depth_min and depth_start, whose defaults are larger.
+FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}
+
+
+@pytest.mark.parametrize(
+    ("words", "tree"),
+    [
+        ("", AutoTree()),
+        ("--total_token 32", TreeShape(24, 8, 31)),
+        ("--drafter_type eagle --total_token 59 --depth 4 --draft_top_k 10", TreeShape(4, 10, 58)),
+        ("--drafter_type self-draft --total_token 16", TreeShape(15, 8, 15)),
+        ("--drafter_type self-draft --total_token 25", TreeShape(18, 8, 24)),
+        ("--model anole", TreeShape(5, 10, 58)),
+        ("--model anole --total_token 26 --depth 3", TreeShape(3, 10, 25)),
+        ("--model lumina_mgpt --drafter_path x", TreeShape(6, 10, 58)),
+        ("--model anole --static_tree", StaticTree("naive_extend_57")),
+        ("--static_tree --tree_choices chain", StaticTree("chain")),
+        ("--drafter_type sjd", TreeShape(15, 1, 15)),
+        ("--drafter_type sjd-coupled --total_token 32", TreeShape(31, 1, 31)),
+        ("--drafter_type sjd-pac", TreeShape(45, 4, 63)),
+        ("--drafter_type sjd-pac --total_token 32 --draft_top_k 3 --depth 20", TreeShape(20, 3, 31)),
+        ("--model anole --peanut", replace(AdaptiveTree(), budget=58, width_max=10, width_start=10)),
+        ("--peanut --adt_init random --total_token 9", replace(SELF_DRAFTED, init="random", budget=8)),
+        ("--peanut --adt_beta 0.25 --adt_depth_max 5", replace(SELF_DRAFTED, beta=0.25, **FIVE_DEEP)),
+    ],
+)
+def test_trees(words: str, tree: TreeShape | AdaptiveTree | str) -> None:
+    assert parse(words).tree == tree
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [("", (1, 2000, 1, 3)), ("--model anole", (1, 2000, 1, 3)), ("--model janus_pro", (1, 0, 1, 5)),
+     ("--model emu3", (1, 2048, 1, 3)), ("--model simplear", (1, 0, 1, 6)),
+     ("--model janus_pro --temperature 0.5 --cfg 2 --top_k 9 --top_p 0.3", (0.5, 9, 0.3, 2))],
+)  # fmt: skip
+def test_the_distribution_is_the_models_own_unless_given(words: str, values: tuple[float, ...]) -> None:
+    assert parse(words).sampling == Sampling(*values)
+
+
+def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
+    assert parse("--lantern --lantern_k 7").lantern == Lantern(0.1, 7)
+    for words in ("--lantern", "--verify rejection", "--drafter_type sjd"):
+        assert not parse(words).exact
+    for words in ("", "--verify rejection --temperature 0", "--drafter_type sjd --temperature 0"):
+        assert parse(words).exact
+
+
+REFUSALS = [
+    "--model nonsense", "--vq_path x", "--trust_torchscript", "--model liquid --vq_path x",
+    "--model anole --class_labels 1", "--model_type vllm",
+    "--grid_search", "--eagle_version 1", "--cfg_mode sequential", "--lantern_k 10", "--lantern_delta 0.2",
+    "--lantern_table x", "--peanut --static_tree", "--rules reference --verify rejection --temperature 0",
+    "--model_type base --peanut", "--adt_depth_min 4 --adt_depth_max 2 --peanut",
+    "--adt_depth_start 90 --peanut", "--top_k many", "--num_images 0", "--num_images -2", "--slice 5",
+    "--slice 5-5", "--total_token 0", "--depth 0", "--tree_choices oak",
+    "--adt_bet 0.5", "--lanter", "--temp 0", "--adt_beta 2 --peanut",
+    "--verify rejection --drafter_type self-draft", "--static_tree --drafter_type self-draft",
+    "--drafter_type hybrid", "--static_tree --drafter_type sjd", "--peanut --drafter_type sjd-pac",
+    "--seed_cells both --drafter_type sjd", "--seed_cells random --drafter_type self-draft",
+    "--drafter_alignment unshifted --drafter_type self-draft", "--drafter_type none --model_type eagle",
+    "--drafter_type none --peanut", "--model lumina_mgpt --eagle_version 1 --drafter_type self-draft",
+    "--drafter_type eagle --model_type base", "--drafter_type medusa", "--tokenizer_base_path x",
+    "--drafter_type self-draft --model_type base", "--drafter_type jacobi",
+    "--eagle_version 2 --static_tree --model lumina_mgpt", "--class_labels x", "--output_dir",
+    "--method adt-self-draft --total_token auto", "--method eagle-2 --total_token auto",
+    "--lantern --total_token auto", "--total_token auto --depth 4", "--total_token 1 --depth 4",
+    "--total_token several",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_refused(words: str) -> None:
+    message = refusal(lambda: parse(words))
+    named = [word.removeprefix("--") for word in words.split() if word.startswith("--")]
+    assert any(name in message for name in named)
+
+
+VALUES = {
+    "lantern": "", "lantern_delta": "0.5", "verify": "rejection", "rules": "reference", "seed_cells": "left",
+    "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.7",
+    "adt_depth_start": "7", "adt_width_start": "7", "gsd_gap": "0.2", "sv_mass": "0.5",
+    "row_lag": "start", "row_input": "newest", "row_first": "plain",
+}  # fmt: skip
+# Further words by the beginning of an option's name. Without them the option would be refused for another
+# reason than its method.
+NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection", "row_": "--row_start 2"} | {
+    f"adt_{side}": f"--adt_{side}_min 5 --adt_{side}_start 6 --adt_{side}_max 7"
+    for side in ("depth", "width")
+}
+OF_THE_NETWORK = ("drafter_path", "drafter_alignment")  # they change the drafter network, not the method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_options_of_a_methods_row_change_it_and_others_are_refused(name: str) -> None:
+    spec = METHODS[name]
+    for option in METHOD_OPTIONS:
+        others = "".join(words for start, words in NEEDED.items() if option.startswith(start))
+        words, value = f"--method {name} {others}", VALUES.get(option, "6")
+        read = spec.lantern if option.startswith("lantern_") else option in spec.options
+        if read and value in (spec.verify if option == "verify" else (value,)):
+            changed = parse(f"{words} --{option} {value}") != parse(words)
+            assert changed is (option not in OF_THE_NETWORK), option
+        else:
+            with pytest.raises(UserError, match="^--(lantern|verify|adt_|row_|" + option + ")"):
+                parse(f"{words} --{option} {value}")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "names"),
+    [
+        ("--method eagle-2 --peanut", "peanut", ("eagle-2", "adt-tree")),
+        ("--method adt-tree --static_tree", "static_tree", ("adt-tree", "eagle-1")),
+        ("--method self-draft --drafter_type eagle", "drafter_type", ("self-draft", "eagle-2")),
+        ("--method eagle-2 --model_type base", "model_type", ("eagle-2", "ar")),
+        ("--method ar --model_type eagle", "model_type", ("ar", "self-draft")),
+        ("--method eagle-2 --model lumina_mgpt --eagle_version 1", "eagle_version", ("eagle-2", "eagle-1")),
+        ("--method eagle-1 --model lumina_mgpt --eagle_version 2", "eagle_version", ("eagle-1", "eagle-2")),
+    ],
+)
+def test_a_published_flag_of_another_method_is_refused(words: str, flag: str, names: tuple[str, ...]) -> None:
+    message = refusal(lambda: parse(words))
+    assert message.startswith(f"--{flag}") and all(name in message for name in names)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_names_every_method_and_agrees_with_its_published_flags(name: str) -> None:
+    assert parse(f"--method {name}").name == name
+    spec = METHODS[name]
+    kind = {AdaptiveTree: "--peanut", StaticTree: "--static_tree"}.get(spec.tree_type, "")
+    assert parse(f"--drafter_type {spec.drafter} {kind}") == parse(f"--method {name}")
+    assert parse(f"--method {name} --drafter_type {spec.drafter} {kind}").name == name
+
+
+@pytest.mark.parametrize("value", ["", "  ", "caf\udce9"])
+@pytest.mark.parametrize("name", ["output_dir", "prompt"])
+def test_values_that_are_empty_or_not_utf_8_are_refused(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"--{name}: "):
+        Options.parse([f"--{name}={value}"])
+
+
+def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("temperature: 0.5\nset_seed: false\nnum_images: -1\nlantern: true\ndrafter_top_k: 3\n")
+    method = parse(f"--config {file} --temperature 0.7")
+    assert (method.sampling.temperature, method.tree.width) == (0.7, 3) and method.lantern
+    assert parse(f"--config {file} --no-lantern").lantern is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("temprature: 0\n", "'temprature'.*--temperature"),
+        ("peanut: 1\n", "peanut"),
+        ("temperature: null\n", "temperature"),
+        ("temperature: 0.5\n".encode("utf-16"), "not UTF-8"),
+        ("top_k: true\n", "top_k"),
+        ("tree:\n  depth: 3\n", "tree"),
+        ("- a\n- b\n", ""),
+        ("a: [\n", ""),
+        ("temperature: warm\n", "warm"),
+        ("config: other.yaml\n", "'config'"),
+        ("temperature: 1\ntop_k: 2\ntemperature: 0\n", "temperature"),
+        ("temperature: [1, 2]\n", "temperature"),
+        ("output_dir: ''\n", "output_dir"),
+        ('prompt: "\\ud800"\n', "prompt"),
+        ("a: " + "[" * 5000, ""),
+        (None, ""),
+    ],
+)
+def test_bad_config_files(tmp_path: Path, text: str | bytes | None, named: str) -> None:
+    file = tmp_path / "run.yaml"
+    if text is not None:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert re.search(rf"run\.yaml.*{named}", refusal(lambda: parse(f"--config {file}")))
+
+
+def test_a_file_gives_a_repeated_option_and_the_command_line_replaces_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("vary: [depth=2, adt_beta=0.5]\n")
+    words = ["--config", str(file)]
+    assert Bench.parse(words).vary == (("depth", (2,)), ("adt_beta", (0.5,)))
+    assert Bench.parse([*words, "--vary", "depth=3"]).vary == (("depth", (3,)),)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--model glm_image", "unconditional"), ("--model emoji --vq_path x", "--vq_path x"),
+        ("--mean 1", "--mean 1.0"), ("--data_noise none --std 1", "--std 1.0"), ("--muon_lr 1", "--muon_lr"),
+        ("--no-is_warmup --warmup_steps_ratio 0.5", "--warmup_steps_ratio"),
+        ("--minutes 5 --num_epochs 3", "--num_epochs 3"),
+        ("--grad_clip 0 --grad_clip_by norm", "--grad_clip_by"),
+    ],
+)  # fmt: skip
+def test_train_drafter_refuses_what_it_would_not_read(words: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        train_drafter.check(train_drafter.Options.parse(words.split()))
+
+
+@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "train_emoji"), *STAGES])
+def test_every_option_is_explained_and_states_its_default(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = stage_of(name).Options if name in STAGES else module_of(name).Options
+    with pytest.raises(SystemExit):
+        command.parse(["--help"], f"main.py {name}", COMMANDS.get(name, ""))
+    text = capsys.readouterr().out
+    assert "default: None" not in text and "MISSING" not in text
+    for item in fields(command):
+        positional = item.metadata.get("positional", False)
+        assert (item.metadata["unit"] if positional else f"--{item.name}") in text
+
+
+def test_a_command_inherits_groups_and_changes_their_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text("methods: [eagle-1, adt-tree]\nwarmup: 3\n")
+    options = Bench(
+        methods=("eagle-1", "adt-tree"), warmup=3, num_images=16, batch_size=(1,), config=str(file)
+    )
+    assert Bench.parse(["--config", str(file)]) == options and Options.parse([]).num_images == 10
+
+
+def test_an_option_with_several_values() -> None:
+    assert module_of("serve").Options.parse(["--server_name", "a", "b.example"]).server_name == (
+        "a",
+        "b.example",
+    )

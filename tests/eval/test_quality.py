@@ -1,0 +1,140 @@
+"""bench --quality: the AR baseline at other seeds is near the floor of every score, other images are not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eval.columns import COLUMNS, over_blocks, over_images
+from eval.metrics.distances import kid, kid_of_pairs
+from eval.quality import Quality, blocks, kid_by_block
+from models.registry import EMOJI
+from recipes.emoji.recognise import GALLERY, recogniser, write_gallery
+from storage.prompts import BENCH_FILE
+from tests.conftest import Refused, Result
+from tests.support.checkpoints import Checkpoints, load
+from tests.support.golden import tensors
+
+SEEDS = 4
+PROMPTS = BENCH_FILE.read_text().splitlines()[:8]
+
+
+def test_pairs_of_prompts_are_unbiased() -> None:
+    """Sets of three images each of eight prompts, from one distribution a prompt. kid, which takes the images
+    for independent ones, is too small. Images that differ by less than prompts do are seen."""
+    rng = torch.Generator().manual_seed(0)
+    means = torch.randn(8, 6, generator=rng).repeat(3, 1)
+
+    def sample(shift: float = 0.0) -> Tensor:
+        return means + shift + 0.3 * torch.randn(means.shape, generator=rng)
+
+    paired, shifted = (
+        np.array([kid_of_pairs(sample(shift), sample()) for _ in range(200)]) for shift in (0.0, 0.3)
+    )
+    independent = np.array([kid(sample(), sample(), 1, len(means), 0)[0] for _ in range(200)])
+    error = paired.std() / len(paired) ** 0.5
+    assert abs(paired.mean()) < 3 * error < 0.1 * shifted.mean()
+    assert independent.mean() < -10 * error
+
+
+@pytest.mark.parametrize(
+    ("key", "ends", "text"),
+    [
+        ("nll", [0.5, 0.75], "0.500-0.750"),
+        ("nll_over_ar", [0.014, 0.226], "+0.014 to +0.226"),
+        ("kid", [-3, 5], "-3.00 to 5.00"),
+    ],
+)
+def test_ends_of_intervals_with_signs(key: str, ends: list[float], text: str) -> None:
+    assert COLUMNS[key].text({key: 0.5, f"{key}_95": ends}).endswith(f" ({text})")
+
+
+def test_blocks_of_seeds() -> None:
+    for seeds, count in ((1, 1), (3, 1), (5, 2), (90, 8)):
+        names = [f"{prompt}.{seed}" for seed in range(seeds) for prompt in "ab"]
+        assert blocks(names, seeds) == {name: int(name[2:]) % count for name in names}
+
+
+def test_recognition_and_distance_see_what_they_should() -> None:
+    """Stored images of the AR baseline at two seeds, against noise and against images of other prompts."""
+    model, stored = load("emoji", need_drafter=False), tensors("quality")
+    recognise = recogniser(EMOJI.target_folder / GALLERY)
+    noise = torch.randint(model.num_codes, stored["ar"].shape, generator=torch.Generator().manual_seed(0))
+    pixels = {
+        name: np.stack([np.asarray(model.image(row)) for row in codes.tolist()])
+        for name, codes in {**stored, "noise": noise}.items()
+        if not name.endswith("nll")
+    }
+    found = {name: recognise(images, PROMPTS * SEEDS) for name, images in pixels.items()}
+    wrong = recognise(pixels["ar"], (PROMPTS[1:] + PROMPTS[:1]) * SEEDS)[1]
+    unknown = recognise(pixels["ar"][:2], ["noto emoji of nothing known", "cat"])[1]
+    assert np.mean(found["ar"][1]) > 0.7 and np.mean(found["noise"][1]) < 0.2 and np.mean(wrong) < 0.2
+    assert unknown == [None, None]
+
+    block = blocks([str(number) for number in range(len(noise))], SEEDS).values()
+
+    def kids(features: Tensor) -> np.ndarray:
+        images, others = (
+            [Quality(0, number, row) for number, row in zip(block, rows, strict=True)]
+            for rows in (features, found["others"][0])
+        )
+        return np.array(kid_by_block(images, others))
+
+    floor, one_prompt = kids(found["ar"][0]), found["ar"][0][:: len(PROMPTS)]
+    assert over_blocks(floor)[0] < 0 < over_blocks(floor)[1]
+    for features in (found["noise"][0], one_prompt.repeat_interleave(len(PROMPTS), 0)):
+        assert kids(features).min() > 10 * abs(floor).max()
+
+
+def test_paired_intervals_are_narrower() -> None:
+    """Stored values of gsd and of the AR baseline for the same prompts and seeds."""
+    ar, gsd = (tensors("quality")[name].numpy() for name in ("ar_nll", "gsd_nll"))
+
+    def width(values: np.ndarray) -> float:
+        low, high = over_images(values)
+        return high - low
+
+    assert width(gsd - ar) < 0.8 * (width(gsd) ** 2 + width(ar) ** 2) ** 0.5
+    assert over_images(gsd - ar)[0] > 0
+
+
+@pytest.fixture
+def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
+    """Returns the words of bench for a tiny checkpoint with a gallery of two originals, of which two of three
+    prompts name one."""
+    tiny = checkpoints["emoji"].copied(tmp_path / "tiny")
+    originals = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
+    pictures = [{"index": index, "name": name} for index, name in enumerate(("red heart", "pizza"))]
+    write_gallery(SimpleNamespace(rows=pictures, originals=originals), tiny.path / GALLERY)
+    (tmp_path / "p.txt").write_text("noto emoji of red heart\nfluent emoji of pizza, round\ncat\n")
+    fixed = [*tiny.words(), "--prompt", str(tmp_path / "p.txt"), "--output_dir", str(tmp_path / "o")]
+    return ["bench", *fixed, "--quality"]
+
+
+def test_bench(result: Result, words: list[str]) -> None:
+    words += "--methods eagle-2 gsd eagle-2-lantern --seeds 4 --warmup 0".split()
+    rows = {(row["method"], row["temperature"]): row for row in result(*words)["rows"]}
+    assert len(rows) == 2 * 4 + 1 and ("ar, other seeds", 0.0) not in rows
+    floor, ar, eagle, gsd, lantern = (
+        rows[name, 1.0] for name in ("ar, other seeds", "ar", "eagle-2", "gsd", "eagle-2-lantern")
+    )
+    for key in ("nll", "recognised", "kid", "same_codes"):
+        assert ar[key] == eagle[key] and ar[f"{key}_95"] == eagle[f"{key}_95"], key
+    assert eagle["nll_over_ar"] == 0 == max(eagle["nll_over_ar_95"]) and eagle["same_codes"] == 1
+    assert floor["nll_over_ar"] != 0 and 0 < floor["same_codes"] < 1
+    assert "kid" not in floor and "same_codes" not in gsd and 0 < lantern["same_codes"] < 1
+    assert gsd["kid_95"][0] < gsd["kid"] < gsd["kid_95"][1]
+    assert "kid" not in rows["ar", 0.0] and rows["gsd", 0.0]["same_codes"] > 0.5
+
+
+def test_a_missing_network_is_refused(
+    refused: Refused, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    assert "setup.sh requirements-eval.txt" in refused(*words)

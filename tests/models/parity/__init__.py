@@ -1,0 +1,1 @@
+"""Parity with the released code and with transformers."""

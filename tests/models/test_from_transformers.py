@@ -1,0 +1,114 @@
+"""Models that transformers has loaded generate the same images in our pipeline, and share their weights with
+it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adt_tree.errors import CheckpointError
+from adt_tree.method import Method
+from adt_tree.pipeline import Pipeline
+from adt_tree.policy import TreeShape
+from adt_tree.sampling import Sampling
+from models.family import LoadOptions
+from tests.support.checkpoints import SIDE, Checkpoints, Tiny
+
+TEXTS = ["a red heart", "sea"]
+KINDS = {
+    "janus_pro": "JanusForConditionalGeneration",
+    "emu3": "Emu3ForConditionalGeneration",
+    "anole": "ChameleonForConditionalGeneration",
+    "emoji": "ChameleonForConditionalGeneration",  # has a codec that transformers does not load
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint, and transformers' model of it."""
+
+    files: Tiny
+    model: Any
+    tokenizer: Any
+
+    def ours(self) -> Pipeline:
+        """Returns our pipeline around that model."""
+        options = LoadOptions(target_size=SIDE.get(self.files.family))
+        return Pipeline.from_transformers(self.model, self.tokenizer, options=options)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def loaded(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Loaded:
+    """Returns a checkpoint of each family."""
+    import transformers
+
+    files = checkpoints[request.param]
+    model = getattr(transformers, KINDS[request.param]).from_pretrained(files.path, dtype=torch.float32)
+    if (files.path / "tokenizer_config.json").exists():
+        return Loaded(files, model.eval(), transformers.AutoTokenizer.from_pretrained(files.path))
+    (file,) = files.path.glob("*tokenizer.json")
+    return Loaded(files, model.eval(), transformers.PreTrainedTokenizerFast(tokenizer_file=str(file)))
+
+
+def codes(pipe: Pipeline, method: str) -> list[list[int]]:
+    """Returns the codes of a method's images, with two in flight."""
+    tree = None if method == "ar" else TreeShape(6, 3, 12)
+    return pipe(TEXTS, Method(method, Sampling(), tree), seed=3, batch_size=2).codes
+
+
+def inner(model: Any) -> Any:
+    """Returns the module that holds the layers."""
+    return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
+
+
+def test_images_are_those_of_the_files(loaded: Loaded) -> None:
+    """The codes are equal, plain and self-drafted, and the other model still computes the same."""
+    theirs = loaded.model
+    tokens = torch.randint(60, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = inner(theirs)(tokens).last_hidden_state
+    pipe = loaded.ours()
+    read = Pipeline(loaded.files.load(need_drafter=False))
+    expected = codes(read, "ar")
+    assert codes(pipe, "ar") == codes(pipe, "self-draft") == expected and expected[0] != expected[1]
+    assert pipe.image(expected[0]).tobytes() == read.image(expected[0]).tobytes()
+    with torch.no_grad():
+        assert torch.equal(inner(theirs)(tokens).last_hidden_state, before)
+
+
+def within(view: Tensor, whole: Tensor) -> bool:
+    """Tells whether a tensor lies in the memory of another."""
+    return view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_weights_are_shared(loaded: Loaded) -> None:
+    """All weights but queries and keys are shared. The model is adopted anew, because decoding on a CPU has
+    packed its layers."""
+    theirs, ours = loaded.model, loaded.ours().model.decoder
+    assert within(inner(theirs).embed_tokens.weight, ours.embed.weight)
+    assert within(inner(theirs).norm.weight, ours.norm.weight)
+    for layer, block in zip(inner(theirs).layers, ours.blocks, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        assert within(attention.v_proj.weight, block.attention.qkv.weight)
+        assert within(attention.o_proj.weight, block.attention.out.weight)
+        assert within(mlp.down_proj.weight, block.mlp.down.weight)
+        assert within(mlp.gate_proj.weight, block.mlp.gate_up.weight)
+        assert within(mlp.up_proj.weight, block.mlp.gate_up.weight)
+        assert not within(attention.q_proj.weight, block.attention.qkv.weight)  # their rows are reordered
+    if not hasattr(theirs.model, "generation_head"):
+        assert within(theirs.lm_head.weight, ours.head.weight)
+        assert len(ours.head.weight) < len(theirs.lm_head.weight)  # the codes' rows alone
+    else:
+        assert within(theirs.model.generation_head.vision_head.weight, ours.head.vision_head.weight)
+
+
+def test_another_model_is_refused() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    with pytest.raises(CheckpointError, match="'llama'"):
+        Pipeline.from_transformers(LlamaForCausalLM(config), None)

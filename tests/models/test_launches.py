@@ -1,0 +1,196 @@
+"""Counts, on a fake GPU, what a step launches, how often the host waits for it, and how much
+memory it takes. Models have the published dimensions, except for fewer layers.
+
+LAUNCHES holds the launches of a step: 12 to 29 under CUDA graphs, where a replay or a copy counts as one, and
+86 to 338 without. A failing test prints the new number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from adt_tree.engine import Engine, build
+from adt_tree.grid import Grid
+from adt_tree.method import LANTERN_SUFFIX, Lantern, Method
+from adt_tree.policy import TreeShape
+from adt_tree.records import Decoded
+from adt_tree.roles import Request
+from adt_tree.sampling import Sampling
+from eval import random_model
+from models import footprint
+from models.decoder.config import DecoderConfig
+from models.footprint import Dimensions
+from models.layouts import emu3, glm_image
+from models.layouts.llamagen import HEADS
+from models.model import Model
+from models.registry import spec_of
+from models.target import ARTarget
+from tests.support.fake_gpu import GPU, Device, Script, fake_gpu, unfilled
+
+LAYERS = 2  # of a decoder; under graphs a pass is one launch with any number of layers
+STEPS = 8  # consecutive steps that are counted; they cross the end of a row
+TOLERANCE = 2  # launches by which a step may differ from the stored number
+CLASSES = "llamagen_c2i"  # LlamaGen's class-conditional 3B, whose heads have 100 numbers
+LEVEL = 47  # launches of a level of drafting
+SOUND = "llamagen ar eager sampled 1"  # the case that the controls spoil
+# Launches of a step by case: family, method, rule if it is not the coupled one, mode, temperature, images.
+LAUNCHES = {
+    "anole eagle-1 rejection graphs sampled 4": 25,
+    "lumina_mgpt eagle-2 graphs greedy 1": 29,
+    "llamagen self-draft-lantern graphs greedy 4": 16,
+    "llamagen2 adt-tree graphs sampled 1": 25,
+    "janus_pro ar graphs sampled 4": 12,
+    "emu3 adt-self-draft eager sampled 1": 323,
+    "llamagen_c2i self-draft eager greedy 4": 293,
+    "glm_image adt-self-draft-lantern eager sampled 1": 338,
+    "simplear self-draft graphs sampled 4": 18,
+    "liquid ar eager greedy 1": 85,
+    SOUND: 86,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a family and method, with or without graphs, and the number of images in flight."""
+
+    family: str
+    method: Method
+    graphs: bool
+    batch: int
+
+
+def case_of(name: str) -> Case:
+    """Returns the case of a key of LAUNCHES."""
+    family, label, *rule, mode, kind, batch = name.split()
+    spec = spec_of("llamagen" if family == CLASSES else family)
+    sampling = Sampling(0.0 if kind == "greedy" else 1.0, spec.top_k, 1.0, spec.guidance)
+    plain = label.removesuffix(LANTERN_SUFFIX)
+    lantern, verify = (Lantern() if plain != label else None), (rule or ["coupled"])[0]
+    method = Method(plain, sampling, spec.default_tree(plain), lantern=lantern, verify=verify)
+    return Case(family, method, mode == "graphs", int(batch))
+
+
+def use_of(case: Case) -> Dimensions:
+    """Returns the published dimensions with fewer layers."""
+    classes = case.family == CLASSES
+    name = "llamagen" if classes else case.family
+    # The codec takes long to build, and its memory is not counted.
+    with patch.object(emu3, "vqvae", None):
+        dims = footprint.published_dimensions(name, "bf16", case.batch)
+    if classes:  # 384 px
+        width, side = 3200, 24
+        shape = DecoderConfig(
+            dims.codes, width, 8704, LAYERS, HEADS[width], raster_side=side,
+            raster_start=1, max_positions=1 + side * side + 4096,
+        )  # fmt: skip
+        dims = replace(dims, decoder=shape, drafter=None, side=16 * side, tokens=side * side, prompt=1)
+    decoder = replace(dims.decoder, num_layers=LAYERS)
+    if not case.method.spec.network:
+        drafter = None
+    else:  # where none is published: one layer of the target, as training makes it
+        drafter = dims.drafter or replace(decoder, num_layers=1, head_width=0)
+    return replace(dims, decoder=decoder, drafter=drafter)
+
+
+def grid_of(family: str, dims: Dimensions) -> Grid:
+    """Returns the rasters of a square image."""
+    if family == "glm_image":
+        return glm_image.grid_of(dims.side, dims.side)
+    return Grid(dims.columns, dims.columns)
+
+
+def model_of(case: Case, dims: Dimensions) -> Model:
+    """Returns a model whose weights have no values."""
+    name = "llamagen" if case.family == CLASSES else case.family
+    with patch.object(random_model, "_filled", unfilled):
+        model = random_model.random_model(name, dims, grid_of(name, dims), torch.bfloat16, GPU)
+    return replace(model, graphs=case.graphs)
+
+
+def problems(case: Case, recorded: int) -> list[str]:
+    """Returns a line for everything in STEPS steps of a case that would fail, be slow or take more memory
+    than computed on a GPU. recorded: the launches of the step with the most.
+
+    Under graphs the steps run twice: the first run makes the recordings, and the steps of the second are
+    counted. The peak of memory is that of both runs.
+    """
+    dims, checked = use_of(case), list[Dimensions]()
+    with (
+        fake_gpu() as (device, script),
+        patch("models.model.check_room", lambda dims, *_: checked.append(dims)),
+    ):
+        model = model_of(case, dims)
+        requests = [Request(str(n), model.encode(str(dims.prompt)), 1 + n) for n in range(case.batch)]
+        engine = build(model, case.method, case.batch, dims.prompt)
+        device.memory.peak = device.memory.now  # without the memory that making LANTERN's tables took
+        for _ in range(1 + case.graphs):
+            counts = list(run(engine, requests, device, script))
+        codec = model.codec.parameters() if model.codec else [model.codebook]
+        peak = device.memory.peak - sum(tensor.nbytes for tensor in codec)
+    weights, decoding = footprint.parts(dims), footprint.decoding_parts(checked[0])
+    expected = weights["target"] + weights["drafter"] + sum(decoding.values()) - decoding["pixels"]
+    launches, reads, faults = zip(*counts, strict=True)
+    found = sorted(set().union(*faults))
+    if set(reads) != {1}:
+        found.append(f"reads {reads}")
+    if abs(max(launches) - recorded) > TOLERANCE:
+        found.append(f"launches {max(launches)} for {recorded}")
+    if peak > expected + footprint.LIBRARIES:
+        found.append(f"bytes {peak} for {expected}")
+    return found
+
+
+def run(
+    engine: Engine, requests: list[Request], device: Device, script: Script
+) -> Iterator[tuple[int, int, set[str]]]:
+    """Runs the step that prefills, which is not counted. Yields the launches, waits and faults of each of the
+    STEPS steps after it. Images begin near their end, where contexts are longest, and the steps cross the end
+    of a row."""
+    grid = engine.target.grid
+    start, script.steps = grid.size - 2 * grid.width - 4, 0
+
+    def begun(name: str, seed: int, codes: list[int], warnings: list[str]) -> Decoded:
+        return Decoded(name, seed, codes * (start + int(name)), warnings=warnings)
+
+    with patch("adt_tree.batch.Decoded", begun):
+        steps = engine.steps(requests)
+        next(steps)
+        for _ in range(STEPS):
+            device.forget()
+            next(steps)
+            yield device.launches, device.reads, set(device.faults)
+        steps.close()
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_step_launches_reads_and_holds_what_it_should(name: str) -> None:
+    assert problems(case_of(name), LAUNCHES[name]) == []
+
+
+def test_a_level_of_drafting_launches_few_kernels() -> None:
+    """Without graphs. One level more adds these launches to a step."""
+    case, launches = case_of("anole eagle-2 eager greedy 1"), []
+    for depth in (5, 6):  # whose masks of ancestors are squared equally often
+        method = replace(case.method, tree=TreeShape(depth, 10, 58))
+        (fault,) = problems(replace(case, method=method), 0)
+        launches.append(int(fault.split()[1]))
+    assert launches[1] - launches[0] == LEVEL
+
+
+def test_faults_in_every_commit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = ARTarget.commit
+
+    def faulty(target: Any, tree: Any, verdict: Any) -> None:
+        commit(target, tree, verdict)
+        verdict.count.max().item(), torch.zeros(3), torch.tensor([1], device=verdict.count.device)
+
+    monkeypatch.setattr(ARTarget, "commit", faulty)
+    found = "; ".join(problems(case_of(SOUND), LAUNCHES[SOUND]))
+    for words in ("reads (2, 2,", "zeros on cpu", "copy from pageable memory", "launches "):
+        assert words in found

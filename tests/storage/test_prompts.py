@@ -1,0 +1,182 @@
+"""Prompts: sources, selection, names and seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adt_tree.errors import UserError
+from cli.options import PromptOptions as Options
+from storage.prompts import image_seed, load_prompts
+
+COCO = {
+    "images": [{"id": 9}, {"id": 4}, {"id": 7}],
+    "annotations": [
+        {"id": 100, "image_id": 4, "caption": "A  cat.\n"},
+        {"id": 50, "image_id": 9, "caption": "A dog."},
+        {"id": 51, "image_id": 9, "caption": "Another dog."},
+    ],
+}
+DEFAULTS = Options.parse([])
+
+
+def select(source: object, count: int = -1, **options: Any) -> list[tuple[Any, ...]]:
+    """Returns name, text and facts of the prompts that a command line selects. options: options by name."""
+    selection = replace(DEFAULTS, prompt=source and str(source), num_images=count, **options)
+    return [(prompt.name, prompt.text, *prompt.facts) for prompt in load_prompts(selection)]
+
+
+def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
+    for text in ("a cat/dog. Wow", "50/50 grey, f/1.8", "node.js", "party"):
+        assert select(text, 1) == [("0", text)]
+    assert select("a cat", 3) == [("0", "a cat"), ("1", "a cat"), ("2", "a cat")]
+    assert select(None, class_labels=(207, 360)) == [("207", "207"), ("360", "360")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "prompts"),
+    [
+        ("p.txt", "#red\n\n  green \rblau\u2028ü\r\n", [("0", "#red"), ("1", "green"), ("2", "blau\u2028ü")]),
+        ("p.tsv", 'prompt\tX\n"a sign: ""open"""\ty\nb\tz\n', [("0", 'a sign: "open"'), ("1", "b")]),
+        ("p.jsonl", '{"prompt": "a", "tag": "x"}\n\n{"Prompt": "b", "id": 7}\n', [("0", "a"), ("7", "b")]),
+        ("p.json", '{"annotations": [{"id": "x1", "image_id": "i1", "caption": "a"}, '
+         '{"id": 2, "image_id": 3, "caption": "b"}]}',
+         [("x1", "a", ("image_id", "i1")), ("2", "b", ("image_id", 3))]),
+        ("p.tsv", 'Prompt\tX\na "red" cat\ty\n"half\tz\n', [("0", 'a "red" cat'), ("1", '"half')]),
+        ("p.csv", 'id,caption\nx7,"a, b"\n12,c\n', [("x7", "a, b"), ("12", "c")]),
+        ("p.json", '["a", "b"]', [("0", "a"), ("1", "b")]),
+        ("p.json", '[{"Prompt": "a", "name": "n"}, {"prompt": "b", "Category": "X", "Challenge": null}]',
+         [("n", "a"), ("1", "b", ("category", "X"))]),
+        ("p.tsv", "Prompt\tCategory\tChallenge\tNote\na\tX\tY\tZ\nb\tX\t\n",
+         [("0", "a", ("category", "X"), ("challenge", "Y")), ("1", "b", ("category", "X"))]),
+    ],
+)  # fmt: skip
+def test_files(tmp_path: Path, name: str, content: str, prompts: list[tuple[Any, ...]]) -> None:
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    assert select(file) == prompts
+    assert select(file, start_idx=1, end_idx=2) == prompts[1:2]
+    assert select(file, slice="1-3") == prompts[1:]
+
+
+def test_sample_keeps_row_names_and_is_repeatable(tmp_path: Path) -> None:
+    file = tmp_path / "p.txt"
+    file.write_text("\n".join(f"prompt {i}" for i in range(50)))
+    first = select(file, 5)
+    assert len(first) == 5 and first == select(file, 5)
+    assert all(text == f"prompt {name}" for name, text in first)
+
+
+def test_named_sets_lie_in_their_folder(tmp_path: Path) -> None:
+    """--captions chooses among the captions of an image."""
+    (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\na cat\tAnimals\n")
+    file = tmp_path / "captions_val2017.json"
+    file.write_text(json.dumps(COCO))
+    assert select("PartiPrompts", prompt_dir=str(tmp_path)) == [("0", "a cat", ("category", "Animals"))]
+    coco = partial(select, "MSCOCO2017Val", prompt_dir=str(tmp_path))
+    nine, four = ("image_id", 9), ("image_id", 4)
+    every = [("50", "A dog.", nine), ("51", "Another dog.", nine), ("100", "A cat.", four)]
+    assert coco(captions="first") == coco() == select(file) == [every[0], every[2]]
+    assert coco(captions="longest") == every[1:] and coco(captions="all") == every
+
+
+def test_a_folder_of_texts_is_a_prompt_each(tmp_path: Path) -> None:
+    for name, content in {"b1.txt": "a red\ncar\n", "7.txt": " a cat ", "notes.md": "none"}.items():
+        (tmp_path / name).write_text(content)
+    assert select(tmp_path) == [("7", "a cat"), ("b1", "a red\ncar")]
+
+
+def test_seeds_repeat_the_selected_prompts_under_other_names(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    file.write_text('["a", "b", "c"]')
+    assert select(file, slice="1-3", seeds=3) == [
+        ("1", "b"), ("2", "c"), ("1.1", "b"), ("2.1", "c"), ("1.2", "b"), ("2.2", "c"),
+    ]  # fmt: skip
+    file.write_text('[{"name": "x", "prompt": "a"}, {"name": "x.1", "prompt": "b"}]')
+    assert len(select(file)) == 2
+    with pytest.raises(UserError, match=r"p\.json.*'x\.1'"):
+        select(file, seeds=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("p.txt", b"", ""),
+        ("p.txt", b"\xff\xfe\x00", "not UTF-8.*position 0"),
+        ("p.csv", b"id,prompt\n1,a red heart, on a table\n", "line 2.*3 cells"),
+        ("p.tsv", b"id\tprompt\n1\ta\n2\tb\tc\n", "line 3.*3 cells"),
+        ("p.csv", b'prompt\na\n"b\nc\nd\n', "line 3"),
+        ("p.csv", b'prompt\n"a" b\n', "line 2"),
+        ("p.csv", b"prompt,Prompt\na,b\n", "two columns"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2"),
+        ("p.jsonl", b'{"text": 5}\n', "row 0"),
+        ("p.json", b'{"annotations": [{"id": 1, "image_id": 2, "caption": null}]}', "annotation 1"),
+        ("p.json", b'{"annotations": [{"id": null, "image_id": 2, "caption": "a"}]}', "id None"),
+        ("p.json", b'[{"name": ["a"], "prompt": "b"}]', "id .'a'."),
+        ("p.tsv", b"Text1\tB\nx\ty\n", "Prompt, Caption or Text"),
+        ("p.csv", b"prompt\n   \n", "row 0"),
+        ("p.csv", b"name,prompt\na,x\na,y\n", "'a'"),
+        ("p.json", b"[1, 2]", "COCO"),
+        ("p.json", b"{", "JSON"),
+        ("p.json", b"[" * 100_000, "JSON"),
+        ("p.json", b'{"annotations": [{"id": 1}]}', "caption"),
+        ("p.json", b'[{"caption": null}]', "row 0"),
+        ("p.json", b'["a", "\\ud800"]', r"prompt '1' .*\\ud800"),
+        ("p.json", b'[{"name": "\\udfff", "prompt": "a"}]', r"\\udfff"),
+    ],
+)
+def test_an_error_names_the_file_and_what_is_wrong_in_it(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=f"{file}.*{says}"):
+        select(file)
+
+
+@pytest.mark.parametrize(
+    ("selection", "says"),
+    [
+        ({"source": "none.txt"}, r"none\.txt"),
+        ({"source": "MSCOCO2014Val"}, r"get_data\.sh.*--prompt_dir"),
+        ({"source": "a cat", "count": 2, "slice": "7-9"}, "of 2: .*--slice"),
+        ({"source": "a cat"}, "--num_images -1"),
+        ({"source": "  ", "count": 1}, "--prompt"),
+        ({"source": "MSCOCO2017val"}, "MSCOCO2017Val"),
+        ({"source": "parti prompts", "count": 1}, "PartiPrompts"),
+        ({"source": "notes", "count": 1}, r"--prompt notes.*\.jsonl"),
+        ({"source": "data/prompts.yaml", "count": 1}, r"--prompt data/prompts\.yaml"),
+        ({"source": None, "start_idx": 5, "end_idx": 5}, "--end_idx 5.*--start_idx 5"),
+        ({"source": "a cat", "class_labels": (1,)}, "--class_labels .*--prompt"),
+        ({"source": "p.json", "captions": "longest"}, r"--captions longest: p\.json"),
+        ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: --prompt 'a cat'"),
+        ({"source": None, "captions": "longest", "class_labels": (1,)}, "--captions longest"),
+        ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "--prompt_dir x"),
+        ({"source": "texts", "captions": "longest"}, "--captions longest: texts"),
+        ({"source": "texts"}, r"texts/2\.txt: it has no prompt"),
+        ({"source": "bytes"}, r"bytes/1\.txt: is not UTF-8"),
+        ({"source": "empty"}, r"--prompt empty: .*\.txt"),
+    ],
+)
+def test_selections_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selection: dict[str, Any], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text('["a", "b"]')
+    Path("notes").write_text("a cat")
+    for name, texts in {"texts": ["a", " "], "bytes": ["\udcff"], "empty": []}.items():
+        Path(name).mkdir()
+        for number, text in enumerate(texts, start=1):
+            Path(name, f"{number}.txt").write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=says):
+        select(**selection)
+
+
+def test_seeds_depend_on_run_and_name_only() -> None:
+    seeds, again = ({image_seed(run, name) for run in (0, 1) for name in ("0", "1", "ü")} for _ in range(2))
+    assert seeds == again and len(seeds) == 6 and max(seeds) < 2**48

@@ -1,0 +1,186 @@
+"""generate_images stopped at any point and started again, alone or in several processes: nothing that was
+generated is lost, and the folder ends as that of a run that was never stopped. The checkpoint is tiny and
+random."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import main
+from adt_tree.noise import NoiseTable
+from adt_tree.pipeline import Pipeline
+from models.decoder.cache import KVCache
+from models.target import ARTarget
+from tests.conftest import Command, Refused, Result, Run
+from tests.support.runs import contents, images, python, signalled, statistics
+
+OPTIONS = ("--method", "adt-tree", "--heatmaps", "2")
+
+
+@pytest.fixture(scope="module")
+def whole(words_of_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Returns what a run leaves that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "o"
+    assert main.main([*words_of_run, str(folder), *OPTIONS]) == 0
+    return contents(folder)
+
+
+def records(folder: Path) -> list[str]:
+    """Returns the names of the images whose codes are stored."""
+    return sorted(path.stem for path in (folder / "records").iterdir())
+
+
+def test_interrupt_and_resume_lose_nothing(
+    result: Result, command: Command, whole: dict[str, Any], tmp_path: Path
+) -> None:
+    """The signal comes from a scheduler. test_bench.py and test_cli.py interrupt as from the keyboard."""
+    interrupted = signalled(signal.SIGTERM, command("parts", *OPTIONS))
+    assert (interrupted.returncode, interrupted.stdout, interrupted.stderr.count("\n")) == (130, "", 1)
+    assert interrupted.stderr.splitlines()[-1].startswith("interrupted: ")
+    assert len(records(tmp_path / "parts")) == len(images(tmp_path / "parts")) == 1
+    assert result(*command("parts", *OPTIONS))["skipped"] == 1
+    assert contents(tmp_path / "parts") == whole
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("step", "number", "codes", "pixels"),
+    [("add", 2, ["1"], 1), ("finish", 2, ["1", "3"], 1), ("write_results", 1, None, 5)],
+)
+def test_a_killed_process_loses_nothing(
+    generate: Run,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: dict[str, Any],
+    step: str,
+    number: int,
+    codes: list[str] | None,
+    pixels: int,
+) -> None:
+    """Process 1 of 2 is killed before it stores codes, before it stores pixels, or before it writes the
+    results, for which process 0 must be done. Once both have ended well, the folder is as a single process
+    leaves it, and one of them has printed the summary."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def as_process(rank: int, share: int) -> str:
+        monkeypatch.setenv("RANK", str(rank))
+        status, out, _ = generate("o", *OPTIONS)
+        assert status == 0 and (f"process {rank} of 2: {share} images" in out) == bool(share)
+        return out
+
+    last = step == "write_results"
+    if last:
+        assert '"output_dir"' not in as_process(0, 3)
+    monkeypatch.setenv("RANK", "1")
+    assert signalled(signal.SIGKILL, command("o", *OPTIONS), step, number).returncode == -9
+    assert len(images(tmp_path / "o")) == pixels and (codes is None or records(tmp_path / "o") == codes)
+    assert not list((tmp_path / "o").glob("global_statistics_*"))
+    if not last:
+        assert '"output_dir"' not in as_process(0, 3)
+    assert '"images": 5' in as_process(1, 0 if last else 2 - pixels)
+    assert contents(tmp_path / "o") == whole
+    assert '"output_dir"' not in as_process(1, 0) and '"output_dir"' in as_process(0, 0)
+    assert contents(tmp_path / "o") == whole
+
+
+def test_two_runs_in_one_folder(command: Command, whole: dict[str, Any], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda words: python("main.py", *words), [command("two", *OPTIONS)] * 2))
+    assert [process.returncode for process in both] == [0, 0]
+    assert all(json.loads(process.stdout.splitlines()[-1])["images"] == 5 for process in both)
+    assert contents(tmp_path / "two") == whole
+
+
+def test_a_disk_that_fills_up(
+    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "o"
+    with monkeypatch.context() as patch:
+
+        def filling(path: Path, data: bytes, real: Any = Path.write_bytes) -> int:
+            if (folder / "img" / "0.png").exists():
+                raise OSError(28, "No space left on device")
+            return real(path, data)
+
+        patch.setattr(Path, "write_bytes", filling)
+        assert f"No space left on device: '{folder / 'records' / '1.json'}'" in refused(*command("o"))
+    assert list(images(folder)) == ["0.png"] and not list(folder.rglob(".*.??????*"))
+    first = images(folder)["0.png"]
+    assert generate("o")[0] == 0
+    assert images(folder)["0.png"] == first and len(statistics(folder)) == 5
+
+
+def test_memory_that_runs_out_at_the_pixels_leaves_the_codes(
+    generate: Run, command: Command, refused: Refused, whole: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The next run decodes pixels only, without a call of the target."""
+    decoded: list[int] = []
+
+    def full(pipe: Pipeline, codes: list[int], real: Any = Pipeline.image) -> Image.Image:
+        decoded.append(len(codes))
+        if len(decoded) > 3:
+            raise torch.OutOfMemoryError("Tried to allocate 7.90 GiB. GPU 0 has 3 GiB free.")
+        return real(pipe, codes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "image", full)
+        error = refused(*command("o", *OPTIONS))
+    assert "--batch_size" in error and "7.90 GiB" in error
+    assert records(tmp_path / "o") == ["0", "1", "2", "3"] and len(images(tmp_path / "o")) == 3
+    assert generate("o", *OPTIONS)[0] == 0
+    assert contents(tmp_path / "o") == whole
+    for name in ("1.png", "4.png"):
+        (tmp_path / "o" / "img" / name).unlink()
+    calls: list[str] = []
+    for method in ("prefill", "features"):
+        monkeypatch.setattr(ARTarget, method, lambda *_: calls.append("called"))
+    status, out, _ = generate("o", *OPTIONS)
+    assert status == 0 and not calls and '"skipped": 3' in out
+    assert contents(tmp_path / "o") == whole
+
+
+def test_codes_that_are_no_image_are_refused(
+    generate: Run, command: Command, refused: Refused, tmp_path: Path
+) -> None:
+    assert generate("o")[0] == 0
+    path = tmp_path / "o" / "records" / "2.json"
+    stored = json.loads(path.read_text())
+    (tmp_path / "o" / "img" / "2.png").unlink()
+    for codes in (stored["codes"][1:], [*stored["codes"][1:], 10**6], [*stored["codes"][1:], -1]):
+        path.write_text(json.dumps({**stored, "codes": codes}))
+        assert str(path) in refused(*command("o"))
+
+
+def living() -> int:
+    """Returns the number of key/value caches and noise tables that the collector tracks."""
+    gc.collect()
+    return sum(type(thing) in (KVCache, NoiseTable) for thing in gc.get_objects())
+
+
+def test_caches_and_noise_are_gone_before_the_last_pixels(
+    generate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def counting(pipe: Pipeline, codes: list[int], real: Any = Pipeline.image) -> Image.Image:
+        counts.append(living())
+        return real(pipe, codes)
+
+    gc.freeze()  # what lives already is not looked at
+    monkeypatch.setattr(Pipeline, "image", counting)
+    try:
+        assert generate("o", "--method", "adt-tree")[0] == 0
+    finally:
+        gc.unfreeze()
+    assert min(counts[:4]) > 0 and counts[4:] == [0]

@@ -1,0 +1,221 @@
+"""The folder of a run: file names, records, resumption, results, and the maps made from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from adt_tree.errors import UserError
+from adt_tree.grid import Grid
+from adt_tree.records import Decoded, Step
+from eval.figures import contact_sheet, heatmap
+from models.checkpoint.files import append_json, read_json_lines, replacing, write_atomic, write_json
+from storage import run_folder
+from storage.prompts import Prompt
+from storage.run_folder import RunFolder, file_name, read_records, read_statistics
+from tests.support.runs import record
+
+OUTSIDE = "../../x/y"
+PROMPTS = [
+    Prompt("0", "a", 0, (("category", "Animals"),)), Prompt("1", "b", 1), Prompt("2", "c", 2),
+    Prompt(OUTSIDE, "d", None),
+]  # fmt: skip
+NAMES = [prompt.name for prompt in PROMPTS]
+STEPS = [
+    {"position": 1, "accepted": 1, "depth": 2, "width": 4},
+    {"position": 3, "accepted": 0, "depth": 1, "width": 3},
+]
+SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
+
+
+def opened(root: Path, settings: dict[str, Any] | None = None, prompts: list[Prompt] = PROMPTS) -> RunFolder:
+    """Opens the folder of a run for writing."""
+    folder = RunFolder(root, (0, 10), prompts, settings or SETTINGS)
+    folder.check_records()
+    folder.start({"output_dir": str(root)})
+    return folder
+
+
+def add(folder: RunFolder, *names: str) -> None:
+    """Stores the codes of 2 x 2 images, each generated in two steps."""
+    for name in names:
+        steps = [Step(1, 0, 1, 2, 3, 6, 1, 1.0), Step(3, 1, 1, 1, 3, 3, 0, 1.0)]
+        folder.add(Decoded(name, 7, [1, 2, 3, 0], steps, seconds=0.5, target_calls=2, drafter_calls=3))
+
+
+def finish(folder: RunFolder, *names: str) -> None:
+    """Stores codes and pixels."""
+    add(folder, *names)
+    for name in names:
+        folder.finish(folder.read(name), Image.new("RGB", (4, 4)), 0.1)
+
+
+def test_file_names_are_safe_and_distinct() -> None:
+    assert file_name("12") == "12" and file_name("a-b_c.d") == "a-b_c.d"
+    assert "." not in file_name(".") + file_name("..")
+    odd = ["../../etc/passwd", "/etc/passwd", "a/b", "a\\b", "a b", "ü" * 5, "x" * 10_000, "x" * 9_999,
+           ".hidden", "-rf", "a\0b", "nul\n", "\ud800"]  # fmt: skip
+    safe = [file_name(name) for name in odd]
+    assert len(set(safe)) == len(odd)
+    for name in safe:
+        assert "/" not in name and "\\" not in name and len(name) < 120 and not name.startswith((".", "-"))
+
+
+def test_colliding_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'A' and 'a'.* a\.png"):
+        RunFolder(tmp_path, (0, 1), [Prompt("A", "x", None), Prompt("a", "y", None)], SETTINGS)
+
+
+def test_what_is_not_written_whole_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    write_atomic(path, b"old")
+    with pytest.raises(OSError, match=r"No space left on device: .*f\.json"), replacing(path) as part:
+        part.write_bytes(b"new")
+        raise OSError(28, "No space left on device")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_every_error_of_writing_names_its_file(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "f"
+    for write in (lambda: write_atomic(nowhere, b""), lambda: append_json(nowhere, {})):
+        with pytest.raises(OSError, match="nowhere"):
+            write()
+
+
+@pytest.mark.parametrize(("left", "seen"), [
+    ("", []), ('{"n": 1}\n', [1]), ('{"n": 1}\n{"n": 2}', [1, 2]), ('{"n": 1}\n{"n":', [1]), ("{", []),
+])  # fmt: skip
+def test_half_a_line_of_a_killed_append_is_nothing(tmp_path: Path, left: str, seen: list[int]) -> None:
+    """It is not read, and the next append replaces it. A whole last line without its end stays."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text(left)
+    assert [entry["n"] for entry in read_json_lines(path, "")] == seen
+    append_json(path, {"n": "ü\u2028\n\ud800"})
+    assert [entry["n"] for entry in read_json_lines(path, "")] == [*seen, "ü\u2028\n\ud800"]
+    path.write_text('{"n": 1}\n{"n":\n{"n": 3}\n')
+    with pytest.raises(UserError, match=r"lines\.jsonl.*remove it"):
+        read_json_lines(path, "remove it")
+
+
+@pytest.mark.parametrize("text", ["ü", "\ud800", "a\udcffb", '"\\\n'])
+def test_any_text_is_written_as_json_and_read_back(tmp_path: Path, text: str) -> None:
+    write_json(tmp_path / "f.json", {text: text})
+    assert json.loads((tmp_path / "f.json").read_text(encoding="utf-8")) == {text: text}
+
+
+def test_resumption_takes_over_whole_images_only(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b" / "c"
+    folder = opened(root)
+    finish(folder, *NAMES)
+    assert folder.complete and folder.write_results()
+    whole, steps = record(root), (root / "steps.jsonl").read_bytes()
+    assert {step["name"] for step in map(json.loads, steps.splitlines())} == set(NAMES)
+    folder.png("1").unlink()
+    folder.png(OUTSIDE).unlink()
+    folder.record_path("2").unlink()
+    again = opened(root)
+    assert [name for name in NAMES if again.is_finished(name)] == ["0"] and not again.complete
+    assert [name for name in NAMES if again.has_record(name)] == ["0", "1", OUTSIDE]
+    assert list(read_statistics(root)) == [stored.name for stored in read_records(root)] == ["0"]
+    finish(again, "2", "1")  # the images finish in any order from here on
+    entry = read_statistics(root)["0"]
+    assert entry["acceptance_length"] == entry["step_compression"] == 1.5
+    assert (entry["latency"], entry["time"], entry["ann_id"], entry["seed"]) == (0.5, 0.6, 0, 7)
+    assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
+    assert list(read_statistics(root)) == ["0", "1", "2"]
+    finish(again, OUTSIDE)
+    assert list(read_statistics(root)) == NAMES
+    again.statistics_path.rename(root / "statistics")
+    assert list(read_statistics(root)) == ["0", "1", "2", OUTSIDE]  # by the names of the files
+    (root / "statistics").rename(again.statistics_path)
+    assert not again.write_results()  # the statistics have not changed
+    assert record(root) == whole and (root / "steps.jsonl").read_bytes() == steps
+    assert list(whole[0]) == NAMES
+    assert all(path.is_dir() or root in path.parents for path in tmp_path.rglob("*"))
+
+
+def test_a_record_holds_codes_before_there_are_pixels(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    add(folder, "0")
+    stored = json.loads((tmp_path / "records" / "0.json").read_text())
+    assert stored["codes"] == [1, 2, 3, 0] and stored["statistics"]["seed"] == 7
+    assert [step["accepted"] for step in stored["steps"]] == [1, 0]
+    assert folder.has_record("0") and not folder.is_finished("0") and not list(read_records(tmp_path))
+
+
+def test_steps_of_all_runs_are_kept_whoever_writes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with different prompts share a folder; the second one ends while the first writes its
+    steps."""
+    first, second = (opened(tmp_path, prompts=prompts) for prompts in (PROMPTS[:2], PROMPTS[2:]))
+    finish(first, *NAMES[:2])
+    calls: list[str] = []
+
+    def finishing(paths: object, real: Any = run_folder.finished_records) -> list[Path]:
+        records = real(tmp_path)
+        calls.append("read")
+        if len(calls) == 1:
+            finish(second, *NAMES[2:])
+            monkeypatch.setattr(run_folder, "finished_records", real)
+        return records
+
+    monkeypatch.setattr(run_folder, "finished_records", finishing)
+    first.write_results()
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert calls == ["read"] and {json.loads(line)["name"] for line in lines} == set(NAMES)
+
+
+def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    with pytest.raises(UserError, match=r"temperature.* 1\.0.* 0\.0"):
+        opened(tmp_path, {**SETTINGS, "temperature": 0.0})
+    finish(folder, "0")
+    path = folder.record_path("0")
+    whole = path.read_text()
+    for bad in (b"{", b"[]", b'{"name": "0"}', b"\xff\xfe", b"", b"[" * 100_000,
+                whole.replace('"codes": [', '"codes": ["x", ').encode(),
+                whole.replace('"prompt": "a"', '"prompt": 5').encode()):  # fmt: skip
+        path.write_bytes(bad)
+        with pytest.raises(UserError, match=str(path)):
+            opened(tmp_path)
+        assert path.read_bytes() == bad
+    path.write_text(whole)
+    with pytest.raises(UserError, match=str(path)):
+        opened(tmp_path, prompts=[Prompt("0", "other", 0)])
+    path.write_text(whole.replace('"run": "', '"run": "0'))
+    with pytest.raises(UserError, match=str(path)):
+        opened(tmp_path)
+    with pytest.raises(UserError, match=f"--output_dir {path}"):
+        opened(path)
+    (tmp_path / "generation_configs.json").write_text("{}")
+    with pytest.raises(UserError, match=rf"{tmp_path}: .*generation_configs\.json"):
+        opened(tmp_path)
+
+
+def test_a_folder_without_records_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Earlier versions kept statistics and steps, from which a run cannot be continued."""
+    (tmp_path / "img").mkdir()
+    stored = {"generation_configs.json": '{"determines_images": {"temperature": 1.0}}',
+              "global_statistics_0_10.json": '{"0": {"prompt": "a", "target_calls": 3}}'}  # fmt: skip
+    for name, content in stored.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"--output_dir {tmp_path}: "):
+        opened(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*stored, "img"}
+    assert read_statistics(tmp_path)["0"]["target_calls"] == 3  # a report can still read them
+
+
+def test_figures_show_any_prompt_and_mark_held_out_ones(tmp_path: Path) -> None:
+    picture, plain, marked = (tmp_path / name for name in ("p.png", "plain.png", "marked.png"))
+    Image.new("RGB", (8, 8), "red").save(picture)
+    pictures = [(picture, "a very long prompt " * 20), (picture, "w" * 300)]
+    contact_sheet(pictures, [], plain)
+    contact_sheet(pictures, ["w" * 300], marked)
+    assert plain.read_bytes() != marked.read_bytes()
+    heatmap(picture, "costs $5 and $6", STEPS, Grid(2, 2), tmp_path / "heat.png")
+    Image.open(tmp_path / "heat.png").verify()

@@ -1,0 +1,71 @@
+"""Reads what a run of generate_images leaves behind, without its times, and stops runs midway."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CLOCKS = ("time", "latency", "ms")  # keys of measured times
+SIGNALLED = """
+import os, runpy, signal, sys
+from storage.run_folder import RunFolder
+signal_number, step, number, calls = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), []
+original = getattr(RunFolder, step)
+def stopping(self, *arguments):
+    calls.append(step)
+    if len(calls) == number:
+        os.kill(os.getpid(), signal_number)
+    return original(self, *arguments)
+setattr(RunFolder, step, stopping)
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a new process, on one thread."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": timeout}
+    return subprocess.run([sys.executable, *map(str, words)], **options)
+
+
+def signalled(
+    signal_number: signal.Signals, words: list[str], before: str = "add", number: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process that gets a signal before its `number`-th call of a method of RunFolder."""
+    return python("-c", SIGNALLED, int(signal_number), before, number, *words)
+
+
+def statistics(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns the statistics of every image by its name, without times."""
+    (path,) = folder.glob("global_statistics_*.json")
+    stored = json.loads(path.read_text())
+    return {name: _without_times(entry) for name, entry in stored.items()}
+
+
+def _without_times(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in CLOCKS}
+
+
+def images(folder: Path) -> dict[str, bytes]:
+    """Returns the images by their file names."""
+    return {path.name: path.read_bytes() for path in (folder / "img").iterdir()}
+
+
+def record(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, bytes]]:
+    """Returns the statistics and the images of a run."""
+    return statistics(folder), images(folder)
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Returns everything that a run leaves, without times and options."""
+    files: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
+    files |= {name: (folder / name).read_bytes() for name in files if name.endswith(".png")}
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    files["steps.jsonl"] = list(map(_without_times, steps))
+    return files | {"statistics": [*statistics(folder).items()]}
