@@ -70,7 +70,6 @@ class MethodSpec:
         """The command line's options that this method reads and some other method does not."""
         read = {
             "drafter_path": self.network,
-            "drafter_alignment": self.network,
             "lantern": self.lantern,
             "verify": bool(self.verify),
             "rules": "rejection" in self.verify,

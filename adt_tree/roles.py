@@ -149,14 +149,12 @@ class Drafter(Protocol):
         for grandchildren, and so on. widths: the number of nodes of each level.
         """
 
-    def expand(
-        self, codes: Tensor, above: Tensor, features: Tensor, ancestors: Tensor, place: Any
-    ) -> tuple[Tensor, Tensor]:
+    def expand(self, codes: Tensor, features: Tensor, ancestors: Tensor, place: Any) -> tuple[Tensor, Tensor]:
         """Runs a level of W tree nodes per slot. Returns their logits [G, B, W, V] fp32 and features [G, B,
         W, D].
 
-        codes [B, W]; above [B, W] and features [G, B, W, D]: of their parents; ancestors [B, W, E] bool over
-        the nodes of places(), the nodes themselves among them. Earlier levels must have run.
+        codes [B, W]; features [G, B, W, D]: of their parents; ancestors [B, W, E] bool over the nodes of
+        places(), the nodes themselves among them. Earlier levels must have run.
         """
 
 

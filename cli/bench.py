@@ -59,7 +59,7 @@ RANDOM_CODES = 256  # codes that --random_weights decodes, unless --codes says o
 # Options that --vary takes. --total_token is not among them, because it takes several values itself.
 VARIABLE = tuple(
     name for name in METHOD_OPTIONS
-    if name not in ("total_token", "drafter_path", "drafter_alignment", "lantern")
+    if name not in ("total_token", "drafter_path", "lantern")
 )  # fmt: skip
 
 

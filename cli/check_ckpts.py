@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 
 from adt_tree.errors import UserError
 from cli.options import CheckpointOptions, check_model, refuse_unread
-from cli.parser import as_written, declare, option, positional
-from models.family import LoadOptions
+from cli.parser import as_written, declare, positional
 from models.registry import SPECS
 
 
@@ -19,19 +18,11 @@ class Options(CheckpointOptions):
     names: tuple[str, ...] = positional(
         f"models, among {', '.join(SPECS)} (default: that of --model)", "NAME"
     )
-    alignment: bool = option(
-        "also load the models with their drafters, and measure in which --drafter_alignment a drafter "
-        "predicts its target better: the mean rate at which it is accepted in the first row of an image",
-        False,
-    )
 
 
 def run(options: Options) -> None:
-    """Prints a line for each part of each model and for each fault, and at the end one JSON document. With
-    --alignment, models without faults are loaded and measured.
-
-    Raises UserError if there are faults.
-    """
+    """Prints a line for each part of each model and for each fault, and at the end one JSON document. Raises
+    UserError if there are faults."""
     if options.names:
         refuse_unread(options, ("model",), f"{' '.join(options.names)} is checked instead")
     names = options.names or (options.model,)
@@ -43,7 +34,7 @@ def run(options: Options) -> None:
     from cli.inspection import inspect
     from cli.model_from_options import load_options
 
-    models, rates = {}, {}
+    models = {}
     for name in names:
         parts = inspect(name, load_options(options))
         models[name] = [asdict(part) for part in parts]
@@ -52,23 +43,9 @@ def run(options: Options) -> None:
             print(f"  {name:<12} {part.name:<8} {state:<28} {part.place}")
             for fault in part.faults:
                 print(f"      {fault}")
-        if options.alignment and not any(part.faults for part in parts):
-            rates[name] = measure_alignment(name, load_options(options, need_drafter=True))
     faults = sum(len(part["faults"]) for parts in models.values() for part in parts)
-    print(json.dumps({"ok": not faults, "faults": faults, "models": models, "acceptance_rates": rates}))
+    print(json.dumps({"ok": not faults, "faults": faults, "models": models}))
     if faults:
         raise UserError(
             f"check_ckpts {' '.join(names)}: {faults} faults, printed above; fetch those files again"
         )
-
-
-def measure_alignment(name: str, options: LoadOptions) -> dict[str, float]:
-    """Loads a model with its drafter. Prints and returns the drafter's acceptance rate in each alignment."""
-    from cli.acceptance_rates import acceptance_rates
-    from models.loading import load
-
-    rates = acceptance_rates(load(name, replace(options, drafter_alignment="published")))
-    listed = ", ".join(f"{alignment} {rate:.3f}" for alignment, rate in rates.items())
-    better = max(rates, key=lambda alignment: rates[alignment])  # the first where they tie
-    print(f"  {name:<12} acceptance rates: {listed}; give --drafter_alignment {better}")
-    return rates

@@ -93,8 +93,7 @@ def run(options: Options) -> None:
         return  # this process had no image to make, and another one prints the summary
     summary = summarise(statistics, skipped, wall)
     print("\n".join(f"  {name:<14} {value}" for name, value in summary.items()))
-    alignment = pipe.model.alignment if method.spec.network else None
-    print(json.dumps({**summary, "drafter_alignment": alignment, "output_dir": options.output_dir}))
+    print(json.dumps({**summary, "output_dir": options.output_dir}))
 
 
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
@@ -114,7 +113,6 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
-        **({"drafter_alignment": model.alignment} if model.alignment != "published" else {}),
         **({"row_ends": "steps count them"} if model.grid.row_ends else {}),
         "precision": model.precision,
         "device": model.device.type,

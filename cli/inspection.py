@@ -39,9 +39,7 @@ def inspect(model: str, options: LoadOptions) -> list[Component]:
     fetched. Raises CheckpointError for an unknown family.
     """
     spec, drafter_path = spec_of(model), options.drafter_path
-    headers = replace(
-        options, device="meta", precision="fp32", need_drafter=False, drafter_alignment="published"
-    )
+    headers = replace(options, device="meta", precision="fp32", need_drafter=False)
     target = Component("target", options.model_path or _shown(spec.target_folder))
     loaded = target.check(lambda: load(model, headers))
     if loaded is None:

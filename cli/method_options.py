@@ -206,7 +206,7 @@ class DecodingOptions(
 LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 METHOD_OPTIONS = tuple(
     dict.fromkeys(
-        ["drafter_path", "drafter_alignment", "lantern", *LANTERN_VALUES]
+        ["drafter_path", "lantern", *LANTERN_VALUES]
         + [name for spec in METHODS.values() for name in sorted(spec.options)]
     )
 )

@@ -94,7 +94,7 @@ def load_without_drafter(options: ModelOptions, *unread: str) -> Pipeline:
     """Returns the model for a command that uses no drafter. unread: further options that it does not read."""
     refuse_several()
     check_model(options)
-    refuse_unread(options, ("drafter_path", "drafter_alignment", *unread), "this command does not read it")
+    refuse_unread(options, ("drafter_path", *unread), "this command does not read it")
     return load(options, need_drafter=False)
 
 

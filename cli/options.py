@@ -11,7 +11,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import Annealing, Groups, Runs
 from adt_tree.sampling import Sampling
 from cli.parser import Options, as_written, declare, option
-from models.family import ALIGNMENTS, PRECISIONS, TOP_K, ModelFamily
+from models.family import PRECISIONS, TOP_K, ModelFamily
 from models.registry import SPECS, spec_of
 from storage.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 
@@ -126,12 +126,6 @@ class CheckpointOptions(Options):
 class ModelOptions(CheckpointOptions):
     """loading"""
 
-    drafter_alignment: str | None = option(
-        "token that the drafter reads together with a feature; published: the token after the feature's, as "
-        "the released code drafts; unshifted: the token of the feature, as the released code trains the "
-        "drafters of Anole and Lumina; `check_ckpts NAME --alignment` measures both (default: published)",
-        choices=ALIGNMENTS,
-    )
     precision: str = option(
         "type of weights and activations; probabilities are always fp32. auto: bf16 if the device multiplies "
         "it, else fp16 on cuda and fp32 on a CPU; emoji is fp32 on every CPU",

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError
 from adt_tree.roles import Prefix
-from models.alignment import pairing
 from models.cell_tokens import CellTokens
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
@@ -127,9 +126,8 @@ class EagleDrafter:
     """The Drafter made of a network and a cache with a row for every row of the target.
 
     Under guidance both branches run with the same codes, each on the features of that branch. Entry p of the
-    cache is the pair (feature at p, token at p + 1), or another pair if the alignment says so
-    (models.alignment). A row is one entry shorter than the target's until extend() pairs the last feature
-    with its code.
+    cache is the pair (feature at p, token at p + 1). A row is one entry shorter than the target's until
+    extend() pairs the last feature with its code.
     """
 
     def __init__(
@@ -138,14 +136,11 @@ class EagleDrafter:
         target: ARTarget,
         max_depth: int,
         max_width: int,
-        alignment: str = "published",
     ) -> None:
-        """max_depth, max_width: depth and width of the largest tree. alignment: one of
-        models.family.ALIGNMENTS."""
+        """max_depth, max_width: depth and width of the largest tree."""
         self.net, self.target = net, target
         self.device = target.device
         self._longest = 0  # bound on the entries of any row after the last extend()
-        self.alignment = pairing(alignment, target)
         config = net.config
         capacity = aligned(target.max_prompt + target.grid.length + step_entries(max_depth, max_width))
         net.reserve(capacity)
@@ -156,9 +151,9 @@ class EagleDrafter:
 
     def prefill(self, slot: int, prompt: EncodedPrompt, prefix: Prefix) -> None:
         for branch, features in enumerate(prefix.features):
-            tokens = self.alignment.prompt(slot, prompt.tokens(branch))
+            tokens = prompt.tokens(branch)[1:]
             if not branch:
-                self._cells.begin(slot, len(tokens) + self.alignment.behind)
+                self._cells.begin(slot, len(tokens))
             cache = self.cache.row(branch * self.target.slots + slot)
             cache.clear()
             if tokens:
@@ -181,7 +176,7 @@ class EagleDrafter:
         self._longest = context + self.target.longest_prompt
         branches, images, pairs, size = features.shape
         order, rows = torch.arange(pairs, device=self.device), branches * images
-        tokens = self._cells.ids(self.alignment.committed(codes, count), self.cache.length, order)
+        tokens = self._cells.ids(codes, self.cache.length, order)
         ancestors = chain_mask(pairs, self.device).expand(rows, -1, -1)
         meta = self.cache.metadata(order.expand(rows, -1), ancestors, [self._longest])
         hidden = self.net(tokens, features, self.cache, meta, self.net.rotations(meta.positions))
@@ -198,10 +193,10 @@ class EagleDrafter:
         return [(*of_level, prefix) for of_level in by_level]
 
     def expand(
-        self, codes: Tensor, above: Tensor, features: Tensor, ancestors: Tensor, place: tuple[Tensor, ...]
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, place: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         depths, positions, entries, rotation, prefix = place
-        tokens = self._cells.ids(self.alignment.drafted(codes, above), self.cache.length, depths)
+        tokens = self._cells.ids(codes, self.cache.length, depths)
         tree = ancestors.to(prefix.dtype).log().expand(len(features), -1, -1, -1)  # 0 or -inf
         mask = torch.cat((prefix.expand(-1, -1, codes.shape[1], -1), tree), dim=-1).flatten(0, 1)
         if self.cache.head_groups > 1:

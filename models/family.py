@@ -31,7 +31,6 @@ RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # precision -> name in torch
 PRECISIONS = ("auto", *DTYPE_NAMES)  # values of --precision
-ALIGNMENTS = ("published", "unshifted")
 TOP_K = 2000  # default of --top_k, from the released code, where a family published none
 
 Fields = Mapping[str, Any]  # of config.json
@@ -53,7 +52,6 @@ class LoadOptions:
     deterministic: bool = False  # every exact method gives the same image in bf16 too (CPU only)
     # Whether the drafter network is loaded. None: if there is one; True: CheckpointError if there is none.
     need_drafter: bool | None = None
-    drafter_alignment: str | None = None  # one of ALIGNMENTS (models.alignment); None: the first
     target_size: int | None = None  # pixels along the side of a square of the image's area
     ratio: str | None = None  # width:height of an image (Emu3)
     height: int | None = None  # pixels of an image (GLM-Image)
@@ -172,7 +170,6 @@ class ModelFamily:
     # Default of --method. self-draft needs no drafter network: for most families none is published.
     method: str = "self-draft"
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
-    alignment_unknown: bool = False  # it is not published in which alignment its drafters were trained
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
     pixels: bool = True  # true if its codes become pixels in a codec, without another model

@@ -6,7 +6,6 @@ A checkpoint that cannot be loaded raises CheckpointError, one line for the user
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ from models.checkpoint.files import expanded
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
 from models.decoder.packed import row_invariant
-from models.family import ALIGNMENTS, DEFAULTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
+from models.family import DEFAULTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
 from models.model import DTYPES, Model
 from models.registry import SPECS
 
@@ -30,9 +29,6 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     Weights are cast to the precision as they are read; the codec stays fp32. Raises CheckpointError.
     """
     spec, options = _family(expanded(model), options)
-    if options.drafter_alignment not in (None, *ALIGNMENTS):
-        choices = ", ".join(ALIGNMENTS)
-        raise CheckpointError(f"--drafter_alignment {options.drafter_alignment}: choose one of {choices}")
     for name in ("ratio", "height", "width", "trust_torchscript"):
         value = getattr(options, name)
         if value and name not in spec.options:
@@ -45,14 +41,7 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     loaded = spec.reader.load(find_files(spec, options, device, precision))
     if options.deterministic:
         _check_deterministic(loaded, options, device)
-    loaded = replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
-    if spec.alignment_unknown and options.drafter_alignment is None and loaded.drafter_net is not None:
-        print(
-            f"drafter alignment: published, which may not be how {spec.name}'s drafter was trained; "
-            f"`check_ckpts {spec.name} --alignment` measures both",
-            file=sys.stderr,
-        )
-    return replace(loaded, alignment=options.drafter_alignment or ALIGNMENTS[0])
+    return replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelFamily, LoadOptions]:

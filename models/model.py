@@ -50,7 +50,6 @@ class Model:
     weights_sha: str
     drafter_sha: str | None
     drafter_layout: DrafterLayout  # the form of its drafters' config.json
-    alignment: str = "published"  # the drafter's pairing of tokens with features (models.alignment)
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
     diffusion: DiffusionDecoder | None = None  # of a GLM-Image that was loaded from files
@@ -184,7 +183,7 @@ class Model:
         of that depth and width."""
         assert self.drafter_net is not None, "Pipeline.method refuses such methods"
         pack(self.drafter_net)
-        return EagleDrafter(self.drafter_net, target, max_depth, max_width, self.alignment)
+        return EagleDrafter(self.drafter_net, target, max_depth, max_width)
 
     @torch.inference_mode()
     def image(self, codes: list[int]) -> Image.Image:

@@ -66,7 +66,6 @@ ANOLE = ModelFamily(
     method="eagle-2",
     options=("tokenizer_base_path",),
     static_tree="naive_extend_57",
-    alignment_unknown=True,
     reference=True,
 )
 LUMINA_MGPT = ModelFamily(
@@ -80,7 +79,6 @@ LUMINA_MGPT = ModelFamily(
     options=("tokenizer_base_path", "eagle_version"),
     default_size=768,
     tree=TreeShape(6, 10, 58),
-    alignment_unknown=True,
 )
 LLAMAGEN = ModelFamily(
     name="llamagen",

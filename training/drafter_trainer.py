@@ -246,7 +246,7 @@ def run(args: Any, loading: LoadOptions) -> None:
     accelerator, args = prepare(args)
     root = Path(args.save_dir)
     loading = replace(loading, device=args.device, precision=args.precision, keep_text_encoder=True)
-    model = load(args.model, replace(loading, drafter_alignment="published"))
+    model = load(args.model, loading)
     shards = read_shards([Path(folder) for folder in args.data_dir], model)
     settings = {name: getattr(args, name) for name in FIXED_OPTIONS}
     settings |= {"target": model.weights_sha, "data": shards.digest()}

@@ -135,7 +135,6 @@ class Frontier(NamedTuple):
     """The W nodes of every image that expand next. A tuple, because torch.compile returns no dataclasses."""
 
     codes: Tensor  # [B, W] int64
-    above: Tensor  # [B, W] int64: the codes of their parents
     scores: Tensor  # [B, W]
     features: Tensor  # [G, B, W, D] the drafter's features of their parents
     ancestors: Tensor  # [B, W, E] bool: their ancestors among the E nodes
@@ -157,7 +156,7 @@ def expand_level(
     shape of an image, else 0. itself [W, E]: which of the E nodes the frontier is. place: see Drafter.places.
     """
     width, ancestors = frontier.codes.shape[1], frontier.ancestors | itself
-    logits, features = drafter.expand(frontier.codes, frontier.above, frontier.features, ancestors, place)
+    logits, features = drafter.expand(frontier.codes, frontier.features, ancestors, place)
     score, child = best_children(logits, sampling, noise, width)  # [B, W, W]
     codes = child.flatten(1)
     scores = (score + frontier.scores[..., None] + outside[:, None]).flatten(1)
@@ -165,7 +164,6 @@ def expand_level(
     parent = best // width
     following = Frontier(
         codes=codes.gather(1, best),
-        above=frontier.codes.gather(1, parent),
         scores=best_scores + outside,
         features=features.gather(2, parent[None, ..., None].expand_as(features)),
         ancestors=ancestors.gather(1, parent[..., None].expand_as(ancestors)),
@@ -199,7 +197,6 @@ def grow_dynamic(
     score, code = best_children(state.logits[:, :, None], sampling, state.noise.level(0), width)
     frontier = Frontier(
         codes=code[:, 0],
-        above=roots[:, None].repeat(1, width),
         scores=score[:, 0] + outside[0],
         features=state.feature[:, :, None].repeat(1, 1, width, 1),
         ancestors=absent.new_zeros(len(roots), width, expanded_nodes),
@@ -284,9 +281,10 @@ class StaticGrowth:
             noise = state.noise.level(depth)
             if depth:
                 ancestors = self._ancestors[level.nodes][:, self._expanded].expand(images, -1, -1)
-                pair = codes[:, level.nodes], codes[:, self._parents[level.nodes]]
                 features = features[:, :, level.parents]
-                logits, features = drafter.expand(*pair, features, ancestors, places[depth - 1])
+                logits, features = drafter.expand(
+                    codes[:, level.nodes], features, ancestors, places[depth - 1]
+                )
             value, code = best_children(logits, sampling, noise, self.tree.width)
             value = value[:, level.child_parents, level.ranks]
             codes[:, level.children] = code[:, level.child_parents, level.ranks]

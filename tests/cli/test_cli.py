@@ -63,7 +63,7 @@ REJECTION, RELAXED = "--verify rejection", "--lantern --lantern_delta 0.9"
 CHANGES = {
     EAGLE: [
         "--random_seed 7", "--precision bf16", RELAXED, "--slice 1-3", "--num_images 2", "--start_idx 2",
-        "--end_idx 2", "--prompt moon", "--drafter_alignment unshifted",
+        "--end_idx 2", "--prompt moon",
     ],
     f"{REJECTION} {RELAXED} --static_tree": ["--rules reference"],
 }  # fmt: skip

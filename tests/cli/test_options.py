@@ -107,7 +107,7 @@ REFUSALS = [
     "--verify rejection --drafter_type self-draft", "--static_tree --drafter_type self-draft",
     "--drafter_type hybrid", "--static_tree --drafter_type sjd", "--peanut --drafter_type sjd-pac",
     "--seed_cells both --drafter_type sjd", "--seed_cells random --drafter_type self-draft",
-    "--drafter_alignment unshifted --drafter_type self-draft", "--drafter_type none --model_type eagle",
+    "--drafter_path x --drafter_type self-draft", "--drafter_type none --model_type eagle",
     "--drafter_type none --peanut", "--model lumina_mgpt --eagle_version 1 --drafter_type self-draft",
     "--drafter_type eagle --model_type base", "--drafter_type medusa", "--tokenizer_base_path x",
     "--drafter_type self-draft --model_type base", "--drafter_type jacobi",
@@ -127,7 +127,7 @@ def test_refused(words: str) -> None:
 
 VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "rejection", "rules": "reference", "seed_cells": "left",
-    "tree_choices": "chain", "drafter_alignment": "unshifted", "adt_init": "both", "adt_beta": "0.7",
+    "tree_choices": "chain", "adt_init": "both", "adt_beta": "0.7",
     "adt_depth_start": "7", "adt_width_start": "7", "gsd_gap": "0.2", "sv_mass": "0.5",
     "row_lag": "start", "row_input": "newest", "row_first": "plain",
 }  # fmt: skip
@@ -137,7 +137,6 @@ NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection", "row_": "--row
     f"adt_{side}": f"--adt_{side}_min 5 --adt_{side}_start 6 --adt_{side}_max 7"
     for side in ("depth", "width")
 }
-OF_THE_NETWORK = ("drafter_path", "drafter_alignment")  # they change the drafter network, not the method
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -149,7 +148,7 @@ def test_the_options_of_a_methods_row_change_it_and_others_are_refused(name: str
         read = spec.lantern if option.startswith("lantern_") else option in spec.options
         if read and value in (spec.verify if option == "verify" else (value,)):
             changed = parse(f"{words} --{option} {value}") != parse(words)
-            assert changed is (option not in OF_THE_NETWORK), option
+            assert changed is (option != "drafter_path"), option
         else:
             with pytest.raises(UserError, match="^--(lantern|verify|adt_|row_|" + option + ")"):
                 parse(f"{words} --{option} {value}")

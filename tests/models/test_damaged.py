@@ -178,7 +178,7 @@ def test_damaged_files(
     damage(part(files, file), change)
     if word == "t2i2":  # the number of codes tells a target's stage, and tiny models have another number
         damage(files.path / "config.json", put(block_size=256))
-    words = "--method eagle-2 --drafter_alignment published --lantern --lantern_k 9 --prompt sun".split()
+    words = "--method eagle-2 --lantern --lantern_k 9 --prompt sun".split()
     words += ["--drafter_path", files.drafter, "--output_dir", tmp_path / "out"]
     line = refused("generate_images", *files.words(), *words)
     assert word in line and not (tmp_path / "out").exists()

@@ -79,14 +79,9 @@ def test_row_ends(name: str) -> None:
     assert graphs_of(engine.target).captured > 1
 
 
-@pytest.mark.parametrize("case", ["unshifted pairs", "positions on three axes"])
-def test_models(case: str, checkpoints: Checkpoints, machine: Machine) -> None:
-    """On three axes, positions start at the first code of each image, which differs once a slot takes the
-    next prompt."""
-    if case == "unshifted pairs":
-        model = replace(checkpoints["emoji"].load(), alignment="unshifted")
-    else:
-        model = replace(checkpoints["glm_image"].load(), grid=Grid(4, 5, before=(Raster(2, 3),)))
+def test_positions_on_three_axes(checkpoints: Checkpoints, machine: Machine) -> None:
+    """Positions start at the first code of each image, which differs once a slot takes the next prompt."""
+    model = replace(checkpoints["glm_image"].load(), grid=Grid(4, 5, before=(Raster(2, 3),)))
     method = Method("eagle-2", Sampling(guidance=1.0), TREE)
     texts = ("sun", "red heart, and a text that is longer", "pizza")
     direct, captured = (

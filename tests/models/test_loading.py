@@ -20,7 +20,7 @@ from models.registry import SPECS, spec_of
 from tests.support.checkpoints import BUILD, Checkpoints
 from tests.support.runs import ROOT
 
-OPTIONS = LoadOptions(precision="fp32", device="cpu", drafter_alignment="published")
+OPTIONS = LoadOptions(precision="fp32", device="cpu")
 
 
 def test_every_family_is_recognised_in_its_folder(checkpoints: Checkpoints) -> None:

@@ -28,7 +28,7 @@ def load(
     precision: str = "fp32",
     options: LoadOptions = LOAD,
 ) -> Model:
-    """Loads a model on the CPU. Its drafter reads tokens as published, unless the options say otherwise."""
+    """Loads a model on the CPU."""
     complete = replace(
         options,
         model_path=path and str(path),
@@ -36,7 +36,6 @@ def load(
         precision=precision,
         device="cpu",
         need_drafter=need_drafter,
-        drafter_alignment=options.drafter_alignment or "published",
     )
     return load_model(family, complete)
 

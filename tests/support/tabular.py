@@ -85,14 +85,14 @@ class TabularDrafter:
     def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: None) -> tuple[Tensor, Tensor]:
         last = (count - 1).clamp(min=0)[:, None]  # a released slot has no pairs
         roots, features = codes.gather(1, last), features.gather(2, last[None, ..., None])
-        logits, features_out = self.expand(roots, roots, features, roots, None)
+        logits, features_out = self.expand(roots, features, roots, None)
         return logits[:, :, 0], features_out[:, :, 0]
 
     def places(self, depths: Tensor, widths: Sequence[int]) -> list[None]:
         return [None] * len(widths)
 
     def expand(
-        self, codes: Tensor, above: Tensor, features: Tensor, ancestors: Tensor, place: None
+        self, codes: Tensor, features: Tensor, ancestors: Tensor, place: None
     ) -> tuple[Tensor, Tensor]:
         # States beyond the image occur below leaves that are never accepted, so their logits do not matter.
         state = append(features[0, ..., 0].long(), codes)

@@ -103,10 +103,10 @@ def test_unrolled_steps_are_the_levels_of_a_tree(checkpoints: Checkpoints) -> No
     committed = features[None, :, :ENTRIES], codes[:, :ENTRIES], torch.tensor([ENTRIES]), ENTRIES
     levels = [decoding.extend(*committed)[1][0, 0]]
     for depth, place in enumerate(decoding.places(torch.arange(3), [1] * 3)):
-        above, code = codes[:, ENTRIES + depth - 1 : ENTRIES + depth + 1].split(1, dim=1)
+        code = codes[:, ENTRIES + depth : ENTRIES + depth + 1]
         ancestors = torch.arange(3)[None, None] <= depth
         feature = levels[-1][None, None, None]
-        levels.append(decoding.expand(code, above, feature, ancestors, place)[1][0, 0, 0])
+        levels.append(decoding.expand(code, feature, ancestors, place)[1][0, 0, 0])
     tokens = codes + model.first_code
     steps = [out[0, ENTRIES - 1 + step] for step, out in enumerate(Unrolled(net)(tokens, features, 4))]
     torch.testing.assert_close(torch.stack(steps), torch.stack(levels), atol=1e-5, rtol=1e-5)
