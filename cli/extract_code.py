@@ -129,7 +129,7 @@ def run(options: Options) -> None:
     from training.shards import ShardWriter, StoredImage, origin
     from training.teacher import features
 
-    model = load_without_drafter(options, "attention", "deterministic").model
+    model = load_without_drafter(options, "attention").model
     if model.codec is None:
         raise UserError(f"extract_code encodes pixels, and {model.no_codec_message}")
     grid, patch = model.grid.image, model.codec.config.patch_size

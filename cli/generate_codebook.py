@@ -29,7 +29,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import load_without_drafter
     from models.checkpoint.files import replacing
 
-    model = load_without_drafter(options, "attention", "deterministic", "batch_size").model
+    model = load_without_drafter(options, "attention", "batch_size").model
     codes = model.num_codes
     folder = Path(options.save_path) if options.save_path else model.tables[-1]
     folder.mkdir(parents=True, exist_ok=True)

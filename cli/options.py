@@ -139,11 +139,6 @@ class ModelOptions(CheckpointOptions):
         "sdpa",
         choices=("sdpa", "flash"),
     )
-    deterministic: bool = option(
-        "compute attention in fp64, so that exact methods give the AR baseline's image in bf16 too, whatever "
-        "else is in the batch; on a CPU only",
-        False,
-    )
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", least=1)
 
 

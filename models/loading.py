@@ -17,7 +17,6 @@ from models.checkpoint.config import read_config
 from models.checkpoint.files import expanded
 from models.checkpoint.hub import HubId, locate
 from models.checkpoint.weights import read_weights, weights_file
-from models.decoder.packed import row_invariant
 from models.family import DEFAULTS, PRECISIONS, Checkpoint, LoadOptions, ModelFamily, home_of
 from models.model import DTYPES, Model
 from models.registry import SPECS
@@ -39,9 +38,7 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     if options.attention != "sdpa":
         _check_attention(options, device, precision, spec)
     loaded = spec.reader.load(find_files(spec, options, device, precision))
-    if options.deterministic:
-        _check_deterministic(loaded, options, device)
-    return replace(loaded, attention=options.attention, deterministic=options.deterministic, graphs=graphs)
+    return replace(loaded, attention=options.attention, graphs=graphs)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelFamily, LoadOptions]:
@@ -182,15 +179,3 @@ def _check_attention(options: LoadOptions, device: str, precision: str, spec: Mo
         raise CheckpointError(f"{option}: only sdpa reads this model's padded prompts; leave it out")
     if find_spec("flash_attn") is None:
         raise CheckpointError(f"{option}: flash-attn is not installed; install it, or leave the option out")
-
-
-def _check_deterministic(model: Model, options: LoadOptions, device: str) -> None:
-    """Raises CheckpointError if a row's result on this device depends on the other rows of the pass."""
-    option = "--deterministic"
-    if device != "cpu" or options.attention != "sdpa":
-        raise CheckpointError(f"{option}: it needs --device cpu and --attention sdpa; leave it out")
-    if not row_invariant(model.decoder):
-        raise CheckpointError(
-            f"{option}: this CPU's products in {model.precision} depend on how many rows share a pass; give "
-            "another --precision, or leave it out"
-        )

@@ -54,7 +54,6 @@ class Model:
     latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
     diffusion: DiffusionDecoder | None = None  # of a GLM-Image that was loaded from files
     attention: str = "sdpa"  # or flash
-    deterministic: bool = False  # a code's distribution does not depend on the other nodes of the pass
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
     # torch.compile compiles the target's layers and a level of drafting; only with graphs, which pad passes
     compiled: bool = False
@@ -149,7 +148,6 @@ class Model:
             gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
             run = GraphRunner(CudaRecorder(self.device))
         execution = Execution(
-            attend_in=torch.float64 if self.deterministic else None,
             run=run,
             compile=compiled if self.compiled else as_it_is,
             cache=FlashCache if self.attention == "flash" else KVCache,
@@ -161,7 +159,6 @@ class Model:
         """Returns the dimensions from which models.footprint computes the memory of decoding with such a
         target."""
         net, vq = self.drafter_net, None if self.codec is None else self.codec.config
-        cached = torch.float64 if self.deterministic else cache_dtype(self.decoder.embed.weight)
         return Dimensions(
             decoder=self.decoder.config,
             drafter=None if net is None else replace(net.config, num_layers=1),
@@ -173,7 +170,7 @@ class Model:
             nodes=max_nodes,
             images=slots,
             branches=sampling.branches,
-            element=cached.itemsize,
+            element=cache_dtype(self.decoder.embed.weight).itemsize,
             noise=not sampling.greedy,
             graphs=self.graphs,
         )

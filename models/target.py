@@ -130,7 +130,6 @@ def chain_mask(length: int, device: torch.device) -> Tensor:
 class Execution:
     """How a target computes its passes. It changes no image beyond rounding."""
 
-    attend_in: torch.dtype | None = None  # of the cache and of attention; None: the fastest
     # Records the parts of a step and replays them, so that passes are rounded up to few shapes; None: calls
     # them directly.
     run: Run | None = None
@@ -180,7 +179,7 @@ class ARTarget:
                 f"{capacity} positions; the model has {config.max_positions}: shorten the prompt or the tree"
             )
         decoder.reserve(capacity)
-        rows, dtype = branches * slots, execution.attend_in or cache_dtype(weight)
+        rows, dtype = branches * slots, cache_dtype(weight)
         axes = None
         if config.rope_sections:
             axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)

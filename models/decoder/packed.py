@@ -16,12 +16,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from models.decoder.transformer import QK_NORM_EPS, Attention, Block, Decoder
+from models.decoder.transformer import QK_NORM_EPS, Attention, Block
 
 EXPECTED_ROWS = 64  # a hint for the layout; oneDNN chooses the same one for 2 rows and for some hundreds
-# row_invariant() compares passes of 1, 18, 35, ... 256 rows: with steps of 17 they leave every remainder in
-# tiles of 16 rows. On a CPU with AMX, products in bf16 differ between most of them, but not between all.
-COMPARED_ROWS = range(1, 257, 17)
 
 
 def packable(weight: Tensor) -> bool:
@@ -73,25 +70,6 @@ class Product:
     def plus(self, x: Tensor, stream: Tensor) -> Tensor:
         """Returns stream [..., out] plus the product."""
         return torch.ops.mkldnn._linear_pointwise.binary(x, stream, self.weight, self.bias, "add")
-
-
-def row_invariant(decoder: Decoder) -> bool:
-    """Returns whether a row's products with the weights of a layer and of the head are bit for bit the same
-    in passes of 1 to 256 rows. It is measured when a model is loaded, because it depends on the CPU."""
-    modules = (*decoder.blocks[0].modules(), *decoder.head.modules())
-    weights = [module.weight for module in modules if isinstance(module, nn.Linear)]
-    if not all(packable(weight) for weight in weights):
-        return False
-    generator = torch.Generator("cpu").manual_seed(0)
-    for weight in weights:
-        most = COMPARED_ROWS[-1]
-        product = Product(weight)
-        x = torch.randn(most, weight.shape[1], generator=generator, dtype=torch.float32, device="cpu")
-        x = x.to(weight.dtype)
-        together = product(x)
-        if not all(torch.equal(product(x[:rows]), together[:rows]) for rows in COMPARED_ROWS):
-            return False
-    return True
 
 
 class PackedLinear(nn.Module):

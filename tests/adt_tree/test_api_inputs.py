@@ -161,7 +161,7 @@ def test_models_of_transformers_that_cannot_be_adopted(load_emu3: Callable[[], A
         return refused(lambda: Pipeline.from_transformers(model, None, options=options))
 
     assert "precision bf16" in line(emu3, LoadOptions(precision="bf16"))
-    for name, value in (("model_path", "x"), ("deterministic", True), ("attention", "flash"), ("height", 64)):
+    for name, value in (("model_path", "x"), ("attention", "flash"), ("height", 64)):
         assert f"{name} {value}" in line(emu3, LoadOptions(**{name: value}))
     assert "'NoneType'" in line(None) or "None" in line(None)
     emu3.config.quantization_config = {"quant_method": "bitsandbytes"}

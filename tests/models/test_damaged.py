@@ -221,7 +221,6 @@ def test_damaged_files(
         ("emoji", "--prompt sun --lantern --lantern_kk 3", "did you mean --lantern_k"),
         ("emoji", "--prompt sun --cuda_graphs --device cpu", "--cuda_graphs"),
         ("emoji", "--prompt sun --compile --device cpu", "--compile"),
-        ("emoji", "--prompt sun --deterministic --precision fp16", "--deterministic"),
         ("emoji", "--prompt sun --attention flash --device cpu --method ar", "--attention flash"),
     ],
     ids=case_id,

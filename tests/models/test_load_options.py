@@ -1,5 +1,5 @@
-"""Options of loading. With --deterministic, an exact method gives the AR baseline's image in bf16 too;
---attention flash gives the results of sdpa. Models and options that do not fit are refused.
+"""Options of loading. --attention flash gives the results of sdpa. Models and options that do not fit are
+refused.
 
 flash-attn needs a GPU, so a function with its documented behaviour, which reads the same tensors, stands in
 for it.
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from adt_tree import Pipeline, Sampling
 from adt_tree.errors import CheckpointError
-from models.decoder.packed import packable, row_invariant
 from models.family import LoadOptions
 from models.loading import load
 
@@ -55,37 +54,6 @@ def test_the_baseline_is_the_same(flash: None, pipe: Pipeline) -> None:
 def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
     with pytest.raises(ValueError, match="--attention flash"):
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
-
-
-@pytest.mark.skipif(not packable(torch.ones(1, 1).bfloat16()), reason="no bf16 products on this CPU")
-def test_one_seed_gives_one_image_in_bf16() -> None:
-    """Without the option some images differ. With it none differs, whatever the tree and the number of images
-    in flight."""
-    try:
-        exact = Pipeline.from_pretrained(precision="bf16", options=LoadOptions(deterministic=True))
-    except CheckpointError as error:
-        pytest.skip(str(error))
-    rough, sampling = Pipeline(replace(exact.model, deterministic=False)), Sampling()
-    prompts = ["noto emoji of red heart", "fluent emoji of pizza", "twemoji emoji of owl"]
-
-    def codes(pipe: Pipeline, method: str, batch_size: int) -> list[list[int]]:
-        return pipe(prompts, method=method, sampling=sampling, seed=3, batch_size=batch_size).codes
-
-    baseline = codes(exact, "ar", 1)
-    for method, batch_size in (("ar", 3), ("adt-tree", 2), ("self-draft", 3)):
-        assert codes(exact, method, batch_size) == baseline, method
-    assert codes(rough, "self-draft", 1) != codes(rough, "ar", 1)
-
-
-def test_products_that_depend_on_their_neighbours_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load("emoji", LoadOptions(precision="fp32"))
-    if packable(torch.ones(1, 1)):
-        assert row_invariant(model.decoder)
-        products = "models.decoder.packed.Product.__call__"
-        monkeypatch.setattr(products, lambda self, x: x.sum() + torch.zeros(len(x), 1))
-    assert not row_invariant(model.decoder)
-    with pytest.raises(CheckpointError, match=r"--deterministic.*fp32"):
-        load("emoji", LoadOptions(precision="fp32", deterministic=True))
 
 
 def test_an_unknown_kernel_is_refused() -> None:
