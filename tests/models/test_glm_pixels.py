@@ -23,7 +23,7 @@ from models.codecs.glm_pixels import CELL, DiffusionDecoder, prior_token_ids
 from models.family import LoadOptions
 from models.loading import load
 from tests.conftest import Run
-from tests.models.parity.test_parity_glm_image import Theirs
+from tests.models.parity.test_glm_image import Theirs
 from tests.support import tiny_glm_image as tiny
 
 OPTIONS = LoadOptions(device="cpu", precision="fp32", need_drafter=False)

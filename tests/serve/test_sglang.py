@@ -18,7 +18,7 @@ from cli import serve as command
 from serve import server
 from serve.settings import Settings
 from tests.conftest import Refused
-from tests.models.parity.test_parity_glm_image import Theirs
+from tests.models.parity.test_glm_image import Theirs
 from tests.support import tiny_glm_image as tiny
 from tests.support.checkpoints import Checkpoints
 from tests.support.service import Running, running

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adt_tree.errors import UserError
 from tests.adt_tree.generation.test_custom_generate import FORMS, module_cache
-from tests.models.parity.test_parity_glm_image import TEXTS, Theirs
+from tests.models.parity.test_glm_image import TEXTS, Theirs
 from tests.support import tiny_glm_image as tiny
 from tests.support.checkpoints import Checkpoints
 from tests.support.refusal import refusal
