@@ -15,6 +15,7 @@ from importlib import import_module
 from types import ModuleType
 
 from adt_tree.errors import UserError
+from cli.parser import with_flags
 
 # command -> what it does; cli/COMMAND.py has its Options and its run(options); eval_* are in cli/evaluate.py
 COMMANDS = {
@@ -70,7 +71,12 @@ def dispatch(argv: Sequence[str]) -> None:
     command = module_of(name)
     if name != "train_emoji":
         options = command.ALIASES[name] if name.startswith("eval_") else command.Options
-        command.run(options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
+        parsed = options.parse(argv[1:], f"main.py {name}", COMMANDS[name])
+        try:
+            command.run(parsed)
+        except UserError as error:
+            error.args = (with_flags(str(error), options),)
+            raise
         return
     prog, stages = "main.py train_emoji", command.STAGES
     if not argv[1:] or argv[1] in ("-h", "--help"):

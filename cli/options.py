@@ -192,7 +192,9 @@ class PromptOptions(Options):
         least=1,
     )
     random_seed: int = option(
-        "seed of the run; the seed of an image is a hash of it and of the image's name", 42, unit="SEED"
+        "seed of the run; the seed of an image is a hash of it and of the image's name",
+        42,
+        unit="SEED",
     )
     set_seed: bool = option(
         "also seed torch's global generator and choose deterministic cuDNN kernels", False

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -30,6 +31,8 @@ from models.checkpoint.files import expanded, read_text, reading
 
 Class = TypeVar("Class")
 NOT_IN_FILES = ("help", "config", "debug")
+# Arguments of the library whose flag has another name; model_type is a key of config.json there.
+ARGUMENTS = {"guidance": "cfg", "seed": "random_seed", "budget": "total_token"}
 PATHS = ("DIR", "FILE", "PATH", "PLACE", "RESULT")  # units of options that name files
 
 
@@ -90,6 +93,22 @@ def as_written(options: object, name: str) -> str | None:
         return None
     words = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return f"--{name}" if value is True else f"--{name} {words}"
+
+
+def with_flags(line: str, cls: type[Options]) -> str:
+    """Returns a message of the library with flags in place of the names of its arguments.
+
+    A message begins with the argument and its value, as in "target_size 700: ..."; elsewhere in the line a
+    name is recognised by its underscore.
+    """
+    names = {item.name: item.name for item in fields(cls) if item.name != "model_type"}
+    names |= {argument: name for argument, name in ARGUMENTS.items() if name in names}
+    flags = {argument: f"--{name}" for argument, name in names.items()}
+    name, _, rest = line.partition(" ")
+    if ":" in rest or name.endswith(":"):
+        bare = name.removesuffix(":")
+        line = flags.get(bare, bare) + line.removeprefix(bare)
+    return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda word: flags.get(word[0], word[0]), line)
 
 
 class Parser(argparse.ArgumentParser):

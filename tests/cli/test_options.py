@@ -18,6 +18,7 @@ from cli import train_drafter
 from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
+from cli.parser import with_flags
 from cli.train_emoji import STAGES, stage_of
 from main import COMMANDS, module_of
 from tests.support.refusal import refusal
@@ -267,6 +268,22 @@ def test_a_command_inherits_groups_and_changes_their_defaults(tmp_path: Path) ->
         methods=("eagle-1", "adt-tree"), warmup=3, num_images=16, batch_size=(1,), config=str(file)
     )
     assert Bench.parse(["--config", str(file)]) == options and Options.parse([]).num_images == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("target_size 700: give 512", "--target_size 700: give 512"),
+        ("precision bf8: choose one of bf16", "--precision bf8: choose one of bf16"),
+        ("guidance 7 is much: give less", "--cfg 7 is much: give less"),
+        ("lantern: method ar does not take it", "--lantern: method ar does not take it"),
+        ("batch_size 9: batch_size 2 fits", "--batch_size 9: --batch_size 2 fits"),
+        ("runs/output_dir/x has no model_type", "runs/output_dir/x has no model_type"),
+        ("prompt files end in .txt", "prompt files end in .txt"),
+    ],
+)
+def test_a_message_of_the_library_names_flags(line: str, shown: str) -> None:
+    assert with_flags(line, Options) == shown
 
 
 def test_an_option_with_several_values() -> None:
