@@ -26,6 +26,7 @@ COMMANDS = {
     "load_test": "compare the images of a load test with those made offline",
     "report": "turn stored results into tables, plots and documents",
     "gpu_check": "check and measure this machine's GPU, part by part",
+    "get_ckpts": "fetch published checkpoints into ckpts/",
     "check_ckpts": "check a model's files by their headers and name every fault",
     "memory": "compute how much memory each model needs",
     "generate_codebook": "write the table of nearest codes that --lantern reads",

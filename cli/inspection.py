@@ -9,8 +9,9 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError
 from models.codecs.nearest_codes import find_table, open_table
-from models.family import CKPTS, LoadOptions
+from models.family import LoadOptions
 from models.loading import drafter_folder, find_target, load
+from models.published import CKPTS
 from models.registry import spec_of
 
 

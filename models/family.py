@@ -21,11 +21,11 @@ from adt_tree.sampling import Sampling
 from adt_tree.static_trees import StaticTree
 from models.checkpoint.files import expanded
 from models.checkpoint.hub import locate
+from models.published import Networks, Source
 
 if TYPE_CHECKING:
     import torch
 
-CKPTS = Path(__file__).resolve().parent.parent / "ckpts"
 # Default draft trees of EAGLE-2: depth, width, number of drafted nodes.
 RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
@@ -154,10 +154,10 @@ class ModelFamily:
     home: Path  # default folder of the family's files
     model_type: str = ""  # that of its config.json; "": only recognises() tells the family
     recognises: Callable[[Fields, Shapes], bool] | None = None  # true for a checkpoint; None: by model_type
-    target: str = ""  # the target, relative to home
-    hub: str | None = None  # hub id that is fetched if the target is not there
-    parts: tuple[str, ...] = ()  # folders of the repository to fetch, the target's first; (): all of it
-    drafter: str = "trained_drafters"  # the drafter, relative to home
+    target: Source | None = None  # None: its files lie in home and are part of this repository
+    drafter: Source | None = None  # None: no drafter is published
+    beside: tuple[Source, ...] = ()  # what it needs besides
+    networks: Networks | None = None  # None: it is too small to measure memory and speed by dimensions
     options: tuple[str, ...] = ()  # options that this family reads and some others do not
     default_size: int | None = None  # pixels along the side; None: a checkpoint has one size only
     tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
@@ -172,7 +172,6 @@ class ModelFamily:
     reference: bool = False  # transformers can generate its images too (bench --reference)
     embedded_prompts: bool = False  # prompts are embedded rows after padding, not token ids
     pixels: bool = True  # true if its codes become pixels in a codec, without another model
-    published: bool = True  # ckpts/manifest.json has its dimensions and what to fetch
 
     @property
     def reader(self) -> Any:
@@ -188,9 +187,26 @@ class ModelFamily:
         return fields.get("model_type") == self.model_type
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """Everything that is published of it, the target first."""
+        return tuple(source for source in (self.target, self.drafter, *self.beside) if source)
+
+    @property
+    def hub(self) -> str | None:
+        """The hub id that is fetched if the target is not there. None if other files must lie beside it."""
+        if self.target is None or any(not source.optional for source in self.beside):
+            return None
+        return self.target.hub
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The folders of the target's repository that hold it, its own first; (): all of the repository."""
+        return tuple(name.removesuffix("/*") for name in self.target.files) if self.target else ()
+
+    @property
     def target_folder(self) -> Path:
         """The default folder of the target."""
-        return self.home / self.target
+        return self.target.folder if self.target else self.home
 
     @property
     def sampling(self) -> Sampling:
@@ -200,7 +216,7 @@ class ModelFamily:
     @property
     def drafter_folder(self) -> Path:
         """The default folder of the drafter, if there is none beside its target."""
-        return self.home / self.drafter
+        return self.drafter.folder if self.drafter else self.home / "trained_drafters"
 
     def default_tree(self, method: str, auto: bool = False) -> Tree | None:
         """Returns the default tree of a method, or this family's tree if the method names a type alone.

@@ -6,7 +6,6 @@ device has free, before anything is allocated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from models.decoder.cache import aligned
 from models.decoder.config import DecoderConfig
 from models.decoder.transformer import Block, Decoder, make_head
 from models.drafter import DrafterNet
-from models.family import CKPTS, DTYPE_NAMES
+from models.family import DTYPE_NAMES
 from models.graphs import row_bucket
 from models.registry import spec_of
 
@@ -74,27 +73,28 @@ def published_dimensions(
     """Returns the dimensions of a family as published, under guidance if it has any, with EAGLE-2's trees.
 
     nodes: of a tree, the root included; None: those of the family's tree. tokens: of an image, row ends
-    included; None: those of the published size. CheckpointError for a family that the manifest lacks.
+    included; None: those of the published size. CheckpointError for a family whose row of the registry has no
+    networks.
     """
-    spec, file = spec_of(name), CKPTS / "manifest.json"
-    shape = json.loads(file.read_text(encoding="utf-8"))["shapes"].get(name)
-    if shape is None:
-        raise CheckpointError(f"{name}: its dimensions are not under `shapes` in {file}; add them there")
-    fields, vq = shape["vq"], None
+    spec = spec_of(name)
+    published = spec.networks
+    if published is None:
+        raise CheckpointError(f"{name}: its row of models/registry.py has no networks; add them there")
+    fields, vq, decoder = published.vq, None, spec.reader.decoder_config(published.target)
     if "base_channels" in fields:
-        vq = replace(VQConfig.from_hf(fields), frames=shape.get("frames", 1))
+        vq = replace(VQConfig.from_hf(fields), frames=published.frames)
         other = getattr(spec.reader, "vqvae", None)  # makes a codec that is not a VQModel
         codec_parameters = count(partial(other, fields)) if other else None
     else:  # code vectors alone
         codec_parameters = fields["num_embeddings"] * fields["embed_dim"]
     return Dimensions(
-        decoder=spec.reader.decoder_config(shape["target"]),
-        drafter=spec.reader.decoder_config(shape["drafter"]) if shape["drafter"] else None,
+        decoder=decoder,
+        drafter=replace(decoder, num_layers=1) if spec.drafter else None,  # a layer of the target's size
         vq=vq,
         codes=fields["num_embeddings"],
-        side=round(shape["side"] * (tokens / shape["image_tokens"]) ** 0.5) if tokens else shape["side"],
-        tokens=tokens or shape["image_tokens"],
-        prompt=shape["prompt"],
+        side=round(published.side * (tokens / published.image_tokens) ** 0.5) if tokens else published.side,
+        tokens=tokens or published.image_tokens,
+        prompt=published.prompt,
         nodes=nodes or spec.tree.num_nodes,
         images=images,
         branches=1 if spec.guidance == 1 else 2,

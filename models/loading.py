@@ -46,7 +46,7 @@ def _family(model: str, options: LoadOptions) -> tuple[ModelFamily, LoadOptions]
     if model in SPECS:
         return SPECS[model], options
     path, hub_id = Path(model), HubId.read(model)
-    published = [spec for spec in SPECS.values() if hub_id is not None and spec.hub == hub_id.repo]
+    published = [spec for spec in SPECS.values() if hub_id and spec.target and spec.target.hub == hub_id.repo]
     if published and options.model_path is None and not path.exists():
         return published[0], replace(options, model_path=model)
     if options.model_path is not None or not (path.exists() or hub_id):
@@ -93,7 +93,7 @@ def find_files(spec: ModelFamily, options: LoadOptions, device: str, precision: 
     """Returns the paths of the model's files, and fetches hub ids. CheckpointError if there is no target."""
     folder = find_target(spec, options)
     if not folder.exists():
-        fetch = f"fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or " if spec.published else ""
+        fetch = f"fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or " if spec.target else ""
         raise CheckpointError(f"{folder} does not exist: {fetch}give --model_path (a folder or a hub id)")
     drafter = None if options.need_drafter is False else drafter_folder(spec, folder, options)
     return Checkpoint(spec, folder, drafter, DTYPES[precision], torch.device(device), options)

@@ -21,7 +21,7 @@ run() {  # NAME [OPTION...]: generates the images of one method
 
 if [ "$model" != emoji ]; then
     for name in ar eagle2 lantern adt adt-lantern; do
-        run "$name" --config "configs/$model-$name.yaml" --temperature 1 "$@"
+        run "$name" --config "configs/$name.yaml" --model "$model" --temperature 1 "$@"
         "$python" main.py evaluate --fake_dir "$out/$name" --metrics clip hps is aesthetic ${REF_DIR:+fid --ref_dir "$REF_DIR"}
     done
 else

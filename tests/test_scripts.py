@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,11 +15,9 @@ from pathlib import Path
 import pytest
 
 from main import COMMANDS, module_of
-from models.family import CKPTS
 from tests.support.runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
-MODELS = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["models"]
 SCRIPTS_OF_COMMANDS = (
     "table1_coco.sh", "table2_parti.sh", "table3_quality.sh", "figure_acceptance.sh", "race.sh",
 )  # fmt: skip
@@ -33,27 +30,35 @@ def bash(script: str, *words: str, **variables: str) -> Done:
     return subprocess.run(["bash", SCRIPTS / script, *words], capture_output=True, text=True, **options)
 
 
-@pytest.mark.parametrize("script", SCRIPTS_OF_COMMANDS)
-def test_commands_are_taken(script: str, tmp_path: Path) -> None:
-    """A script runs with a program in place of Python that notes the words of its calls."""
-    program, log, model = tmp_path / "program", tmp_path / "log", "anole"
+@pytest.fixture
+def words(tmp_path: Path) -> Callable[..., list[list[str]]]:
+    """Returns a function that runs a script with a program in place of Python, and returns the words of each
+    call of that program."""
+    program, log = tmp_path / "program", tmp_path / "log"
     note = f"print(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))"
     program.write_text(f"#!{sys.executable}\nimport json, sys\n{note}\n")
     program.chmod(0o755)
-    done = bash(script, PYTHON=str(program), MODEL=model, REF_DIR="real")
-    assert done.returncode == 0, done.stderr
-    for program_name, name, *words in map(json.loads, log.read_text().splitlines()):
-        options = module_of(name).Options.parse(words)  # refuses what it does not know
-        assert program_name == "main.py" and name in COMMANDS
-        assert getattr(options, "model", model) == model
+
+    def run(script: str, *arguments: str, **variables: str) -> list[list[str]]:
+        done = bash(script, *arguments, PYTHON=str(program), **variables)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    return run
 
 
-def test_get_ckpts_names_the_repositories_of_the_manifest() -> None:
-    script = (SCRIPTS / "get_ckpts.sh").read_text()
-    for name, parts in MODELS.items():
-        assert re.search(rf"\b{name}\b", script)
-        for part in parts.values():
-            assert not part["hub"] or f"{part['hub']} {part['folder']}" in script
+@pytest.mark.parametrize("script", SCRIPTS_OF_COMMANDS)
+def test_commands_are_taken(script: str, words: Callable[..., list[list[str]]]) -> None:
+    for program, name, *rest in words(script, MODEL="anole", REF_DIR="real"):
+        options = module_of(name).Options.parse(rest)  # refuses what it does not know
+        assert program == "main.py" and name in COMMANDS
+        assert getattr(options, "model", "anole") == "anole"
+
+
+def test_get_ckpts_hands_its_variables_on(words: Callable[..., list[list[str]]]) -> None:
+    variables = {"REVISION": "v1", "FILE": "c2i_B_256.pt", "PIXELS": "1"}
+    given = ["--revision", "v1", "--file", "c2i_B_256.pt", "--pixels"]
+    assert words("get_ckpts.sh", "a", "b", **variables) == [["main.py", "get_ckpts", *given, "a", "b"]]
 
 
 @pytest.fixture

@@ -57,26 +57,35 @@ def locate(text: str, revision: str | None = None, parts: tuple[str, ...] = ()) 
         raise CheckpointError(f"{text} does not exist: give a checkpoint's folder, or a hub id OWNER/NAME")
     hub_id = replace(hub_id, revision=revision or hub_id.revision)
     if hub_id.file is not None:
-        return _fetch(hub_id, (hub_id.file,)) / hub_id.file
+        return fetch(hub_id, (hub_id.file,)) / hub_id.file
     for weights in WEIGHTS:
         patterns = (*DESCRIPTIONS, *weights)
         if parts:
             patterns = tuple(f"{part}/{pattern}" for part in parts for pattern in patterns)
-        folder = _fetch(hub_id, patterns)
+        folder = fetch(hub_id, patterns)
         inside = folder / parts[0] if parts else folder
         if any(next(inside.glob(pattern), None) for pattern in weights):
             break
     return folder
 
 
-def _fetch(hub_id: HubId, patterns: tuple[str, ...]) -> Path:
-    """Returns the folder of a snapshot that holds the repository's files of these patterns."""
+def fetch(hub_id: HubId, patterns: tuple[str, ...], into: Path | None = None, space: bool = False) -> Path:
+    """Returns the folder that holds the repository's files of these patterns; (): all files. It is a snapshot
+    in the hub's cache, or `into`. space: the id is that of a space. Raises CheckpointError if they cannot be
+    fetched."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id.repo, revision=hub_id.revision, allow_patterns=list(patterns)))
+        folder = snapshot_download(
+            hub_id.repo,
+            repo_type="space" if space else "model",
+            revision=hub_id.revision,
+            allow_patterns=list(patterns) or None,
+            local_dir=into,
+        )
     except (OSError, ValueError) as error:  # the hub's HTTP errors are OSErrors, those of bad ids ValueErrors
         raise CheckpointError(f"{hub_id}: {_fault(hub_id, error)}") from error
+    return Path(folder)
 
 
 def _fault(hub_id: HubId, error: Exception) -> str:

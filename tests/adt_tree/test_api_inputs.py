@@ -113,7 +113,7 @@ def test_nobodys_drafter_is_taken_for_anothers(checkpoints: Checkpoints, tmp_pat
     """The embedded model's drafter belongs to it alone, and a drafter beside a target to that target."""
     files = checkpoints["emoji"].copied(tmp_path / "copy")
     emoji = spec_of("emoji")
-    assert find_files(emoji, LoadOptions(), "cpu", "fp32").drafter == emoji.drafter_folder
+    assert find_files(emoji, LoadOptions(), "cpu", "fp32").drafter == emoji.home / "drafter"
     options = LoadOptions(model_path=files.path)
     assert find_files(emoji, options, "cpu", "fp32").drafter == home_of(files.path) / "drafter"
     shutil.rmtree(files.drafter)

@@ -19,10 +19,11 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.pipeline import Pipeline
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import Stored, read_weights
-from models.family import CKPTS, LoadOptions
+from models.family import LoadOptions
 from models.footprint import parts, published_dimensions
 from models.layouts.glm_image import CODEBOOK, grid_of
 from models.loading import load
+from models.registry import GLM_IMAGE
 from tests.conftest import Refused, Run
 from tests.models.test_from_transformers import within
 from tests.support.checkpoints import Checkpoints, Tiny
@@ -154,10 +155,9 @@ def test_memory_is_that_of_the_part_that_is_read() -> None:
     ones."""
     from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 
-    manifest = json.loads((CKPTS / "manifest.json").read_text(encoding="utf-8"))["shapes"]["glm_image"]
     config = GlmImageConfig()
     text = config.text_config.to_dict()
-    published = manifest["target"]["text_config"]
+    published = dict(GLM_IMAGE.networks.target["text_config"])
     published.pop("rope_parameters")  # the published factor is not the class's default
     assert published == {name: text[name] for name in published}
     with torch.device("meta"):

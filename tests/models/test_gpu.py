@@ -16,8 +16,8 @@ from adt_tree.method import Method
 from adt_tree.roles import Request
 from adt_tree.tree import to_device
 from models.decoder.attention import Attend, cudnn, memory_efficient, sdpa
-from models.family import CKPTS
 from models.graphs import CudaRecorder, GraphRunner
+from models.published import CKPTS
 from tests.adt_tree import test_distribution as distribution
 from tests.models.test_graphs import check_results, graphs_of
 from tests.support.tabular import TabularModel, requests

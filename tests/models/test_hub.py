@@ -30,7 +30,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     def install(answer: object) -> list:
         calls: list = []
 
-        def snapshot(repo: str, revision: str | None, allow_patterns: list[str]) -> object:
+        def snapshot(
+            repo: str, *, repo_type: str, revision: str | None, allow_patterns: list[str], local_dir: None
+        ) -> object:
+            assert repo_type == "model" and local_dir is None
             calls.append((repo, revision, allow_patterns))
             if isinstance(answer, Exception):
                 raise answer

@@ -65,12 +65,13 @@ def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["emoji", "anole"])
-def test_a_missing_checkpoint(name: str, tmp_path: Path) -> None:
+def test_a_missing_checkpoint(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names get_ckpts.sh only for a family that it fetches."""
-    spec = replace(spec_of(name), home=tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=str(spec.home)) as caught:
+    monkeypatch.setattr("models.published.CKPTS", tmp_path)
+    spec = replace(spec_of(name), home=tmp_path / name)
+    with pytest.raises(CheckpointError, match=str(spec.target_folder)) as caught:
         find_files(spec, OPTIONS, "cpu", "fp32")
-    assert (f"get_ckpts.sh {name}" in str(caught.value)) == spec.published
+    assert (f"get_ckpts.sh {name}" in str(caught.value)) == (name == "anole")
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
