@@ -120,12 +120,12 @@ class Entries:
         there is none, of the newest entry of all."""
         return self._best(self.stamp + SAME_CODE * (self.before == code[..., None]))
 
-    def mixture(self, code: Tensor, width: int, num_codes: int) -> tuple[Tensor, Tensor]:
-        """Returns the best `width` of V = num_codes codes and their log-confidences, both [B, L, width].
+    def mixture(self, code: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Returns the best `width` of the stored codes and their log-confidences, both [B, L, width].
 
         They are the best of a weighted mixture of all entries, in which entries that were scored below `code`
         [B, L], and newer entries, weigh more. Where the entries hold fewer than `width` codes, the confidence
-        of the rest is -inf.
+        of the rest is -inf, and their codes are arbitrary.
         """
         latest = self.stamp.amax(dim=2, keepdim=True)
         weight = (self.stamp >= 0).float()
@@ -138,13 +138,18 @@ class Entries:
             weight = torch.add(weight, weight * entries, alpha=factor - 1)
         share = weight / weight.sum(dim=2, keepdim=True).clamp(min=1.0)
         parts = share[..., None] * self.confidence.exp()
-        mass = parts.new_zeros(*code.shape, num_codes)
+        # The different codes of a position are numbered from 0, in ascending order.
+        codes, order = self.codes.flatten(2).sort(dim=2)
+        number = F.pad(codes.diff(dim=2) != 0, (1, 0)).cumsum(dim=2)
+        numbers = torch.empty_like(order).scatter_(2, order, number).view_as(self.codes)
+        mass = parts.new_zeros(number.shape)
         # On CUDA a single call would add the entries of a code in any order, so that drafts would differ from
         # run to run. The codes of one entry are all different, or its parts are 0.
-        for entry, part in zip(self.codes.unbind(2), parts.unbind(2), strict=True):
+        for entry, part in zip(numbers.unbind(2), parts.unbind(2), strict=True):
             mass.scatter_add_(2, entry, part)
-        best_mass, codes = mass.topk(width, dim=2)
-        return codes, best_mass.clamp(max=1.0).log()
+        best_mass, best = mass.topk(width, dim=2)
+        best_codes = torch.zeros_like(codes).scatter_(2, number, codes).gather(2, best)
+        return best_codes, best_mass.clamp(max=1.0).log()
 
     def _best(self, stamp: Tensor) -> Tensor:
         which = stamp.argmax(dim=2, keepdim=True)

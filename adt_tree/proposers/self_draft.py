@@ -45,7 +45,7 @@ class SelfDraftProposer:
 
     def __init__(self, target: Target, candidates: int, neighbours: Neighbours) -> None:
         """candidates: K. neighbours: of the target's images, to copy to unscored positions."""
-        self.grid, self.num_codes, self._run = target.grid, target.num_codes, target.run
+        self.grid, self._run = target.grid, target.run
         self.history = History(target.grid.length, target.slots, candidates, target.device)
         self._neighbours = neighbours
         self._position = torch.ones(target.slots, dtype=torch.int64, device=target.device)
@@ -125,4 +125,4 @@ class SelfDraftProposer:
             return torch.cat((last, chain[:, :-1]), dim=1)
 
         chain = entries.below(before(entries.newest()))
-        return entries.mixture(before(chain), width, self.num_codes)
+        return entries.mixture(before(chain), width)
