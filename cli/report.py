@@ -60,7 +60,8 @@ class Options(Base):
         unit="FILE",
     )
     paper: str | None = option(
-        "add the ADT-Tree paper's figures for Anole-7b, from its table of this name, as columns",
+        "print a table for each rule of verification beside the ADT-Tree paper's figures for Anole-7b, "
+        "from its table of this name",
         choices=tuple(tables.PAPER),
     )
     check: bool = option(

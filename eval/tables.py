@@ -14,18 +14,22 @@ from eval.columns import COLUMNS, SETTINGS, Row
 from models.checkpoint.files import read_json, read_text, reading, write_atomic
 
 STORED = "bench.json"
-# The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, temperature) -> speed-up, tau, mean depth.
+# The ADT-Tree paper (2512.21857), on Anole-7b: table -> (method, temperature) -> speed-up, tau.
 # None: not known to us. These stand beside our figures and never in place of them.
-PAPER: dict[str, dict[tuple[str, float], tuple[float, float | None, float]]] = {
+PAPER: dict[str, dict[tuple[str, float], tuple[float, float | None]]] = {
     "coco": {
-        ("eagle-2", 0.0): (1.62, None, 5.0),
-        ("eagle-2-lantern", 0.0): (3.03, None, 5.0),
-        ("adt-tree", 0.0): (2.21, 3.40, 3.86),
-        ("adt-tree-lantern", 0.0): (3.13, 4.86, 5.15),
+        ("eagle-2", 0.0): (1.62, None),
+        ("eagle-2-lantern", 0.0): (3.03, None),
+        ("adt-tree", 0.0): (2.21, 3.40),
+        ("adt-tree-lantern", 0.0): (3.13, 4.86),
     },
-    "parti": {("adt-tree-lantern", 0.0): (3.05, 3.97, 4.31)},
+    "parti": {("adt-tree-lantern", 0.0): (3.05, 3.97)},
 }
 PAPER_PROMPTS = {"coco": "100 captions of MS-COCO 2017", "parti": "PartiPrompts"}
+RULES = {  # value of --verify -> the title of its table beside the paper's figures
+    "rejection": "Verified by the published rejection rule, as in the paper",
+    "coupled": "Verified by the coupled rule of this repository, which without LANTERN gives the images of ar",
+}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -103,36 +107,48 @@ def settings_of(rows: Sequence[Row], always: Sequence[str] = ("method",)) -> lis
 def text_of(result: Mapping[str, Any], paper: str | None = None) -> str:
     """Returns a result as Markdown: its full table, how to repeat it, and the shares of --profile.
 
-    paper: name of the paper's table whose figures are the last columns.
+    paper: name of the paper's table; instead of the full one, it gives a table for each rule of verification,
+    with the paper's figures as the last columns.
     """
     rows = result["rows"]
-    timed = not untimed(result)
-    values = [
-        key for key, column in COLUMNS.items()
-        if column.heading and key not in SETTINGS and (timed or not column.timed)
-    ]  # fmt: skip
-    lines = lines_of(rows, settings_of(rows, ("method", "temperature")), values)
-    notes = [note(result)]
-    if paper is not None and any((row["method"], row["temperature"]) in PAPER[paper] for row in rows):
-        for line, row in zip(lines, rows, strict=True):
-            line |= paper_cells(paper, row)
-        source = f"Paper: Anole-7b on {PAPER_PROMPTS[paper]}, its own engine and GPU; -: not known to us."
-        notes.append(source)
+    if paper is None:
+        timed = not untimed(result)
+        values = [
+            key for key, column in COLUMNS.items()
+            if column.heading and key not in SETTINGS and (timed or not column.timed)
+        ]  # fmt: skip
+        parts = [table(lines_of(rows, settings_of(rows, ("method", "temperature")), values))]
+    else:
+        parts = paper_tables(rows, paper)
+    parts.append(note(result))
     if result.get("profile"):
         shares = [(part["configuration"], part["shares"]) for part in result["profile"]]
-        notes.append(
+        parts.append(
             table(
                 {"share of time": name, **{k: f"{x:.0%}" for k, x in parts.items()}} for name, parts in shares
             )
         )
-    return "\n\n".join([table(lines), *notes])
+    return "\n\n".join(parts)
 
 
-def paper_cells(paper: str, row: Row) -> dict[str, str]:
-    """Returns the paper's figures for the method and temperature of a row."""
-    known = PAPER[paper].get((row["method"], row["temperature"]), (None, None, None))
-    names = ("paper's speed-up", "paper's tau", "paper's depth")
-    return {name: "-" if x is None else f"{x:.2f}" for name, x in zip(names, known, strict=True)}
+def paper_tables(rows: Sequence[Row], paper: str) -> list[str]:
+    """Returns a titled table for each rule that the rows were verified by, as wide as the paper's: speed-up
+    and mean accepted length (tau) at each temperature, then the paper's own figures where we know them."""
+    parts = []
+    for rule, title in RULES.items():
+        verified = [row for row in rows if row["varied"].get("verify", "coupled") == rule]
+        if not verified:
+            continue
+        lines = lines_of(verified, ("method",), ("SR", "tau"), "temperature")
+        for line, method in zip(lines, dict.fromkeys(row["method"] for row in verified), strict=True):
+            for temperature in dict.fromkeys(row["temperature"] for row in verified):
+                known = PAPER[paper].get((method, temperature), (None, None))
+                for name, value in zip(("speed-up", "tau"), known, strict=True):
+                    cell = "-" if value is None else f"{value:.2f}"
+                    line[f"paper's {name}, T = {temperature:g}"] = cell
+        parts += [f"**{title}**", table(lines)]
+    source = f"Paper: Anole-7b on {PAPER_PROMPTS[paper]}, its own engine and GPU; -: not known to us."
+    return [*parts, source]
 
 
 def short(result: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures EAGLE-2 and ADT-Tree, each with and without LANTERN, against the AR baseline at temperatures 0 and 1. Prints the table
-# beside the paper's and writes the plot runs/NAME-MODEL/NAME-MODEL_speed.png. table1_coco.sh and table2_parti.sh call this script.
+# Measures EAGLE-2 and ADT-Tree, each with and without LANTERN, against the AR baseline at temperatures 0 and 1: first by the
+# published rejection rule, then by the coupled rule. Prints the tables beside the paper's and writes the plot runs/NAME-MODEL/NAME-MODEL_speed.png. table1_coco.sh and table2_parti.sh call this script.
 # Usage: MODEL=... bash scripts/speed_table.sh NAME PAPER_TABLE PROMPTS EMOJI_PROMPTS [options of `main.py bench`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,6 +13,6 @@ count=100
 if [ "$model" = emoji ]; then prompts=$emoji_prompts count=16; fi
 out=runs/$name-$model
 $python main.py bench --model "$model" --methods eagle-2 eagle-2-lantern adt-tree adt-tree-lantern --temperatures 0 1 \
-    --prompt "$prompts" --num_images "$count" --output_dir "$out" "$@"
+    --vary verify=rejection,coupled --prompt "$prompts" --num_images "$count" --output_dir "$out" "$@"
 $python main.py report "$out" --paper "$paper"
 $python main.py report "$out" --figures "$out"
