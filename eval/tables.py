@@ -28,7 +28,7 @@ PAPER: dict[str, dict[tuple[str, float], tuple[float, float | None]]] = {
 PAPER_PROMPTS = {"coco": "100 captions of MS-COCO 2017", "parti": "PartiPrompts"}
 RULES = {  # value of --verify -> the title of its table beside the paper's figures
     "rejection": "Verified by the published rejection rule, as in the paper",
-    "coupled": "Verified by the coupled rule of this repository, which without LANTERN gives the images of ar",
+    "coupled": "Verified by the coupled rule of this repository; without LANTERN it gives the images of ar",
 }
 
 
