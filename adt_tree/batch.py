@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adt_tree.policy import ROOT_ONLY, SMALLEST, Policy, TreeShape
+from adt_tree.policy import ROOT_ONLY, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
 from adt_tree.sampling import PassSampling, Sampling
@@ -57,7 +57,7 @@ class BatchSlots:
         name none.
         """
         self.grid, self.device = target.grid, target.device
-        self._run, self._few_shapes = target.run, target.few_shapes
+        self._run, self._padding = target.run, target.padding
         self._waiting = iter(requests)
         self._slots: list[Decoded | None] = [None] * target.slots
         self._requests: list[Request | None] = [None] * target.slots
@@ -175,9 +175,8 @@ class BatchSlots:
         return shapes
 
     def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
-        """Returns the shapes of one step with their bounds. On a target with few_shapes the bounds are those
-        of the policy, the same in every step."""
-        return BatchShapes.of(shapes, self.device, policy.bounds if self._few_shapes else SMALLEST)
+        """Returns the shapes of one step with their bounds."""
+        return BatchShapes.of(shapes, self.device, self._padding.tree(policy.bounds))
 
     def advance(
         self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float

@@ -73,8 +73,7 @@ class Policy(Protocol):
 
     @property
     def bounds(self) -> TreeShape:
-        """The shape to which all trees of the step are padded if steps of equal shapes are faster
-        (Target.few_shapes). Fewer different ones mean fewer recordings."""
+        """A shape that no tree of the step exceeds. Fewer different ones mean fewer CUDA graphs."""
 
     def reset(self, slot: int, seed: int) -> None:
         """Starts a new image, with this seed, in the slot."""

@@ -11,7 +11,7 @@ Dimensions: G guidance branches, B images in flight (slots), N nodes, A path nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -96,6 +96,24 @@ class Scored:
     features: Tensor
 
 
+class Padding(Protocol):
+    """Raises the sizes of steps to a few, so that few CUDA graphs are recorded. Without graphs it leaves them
+    as they are."""
+
+    @property
+    def few(self) -> bool:
+        """True if sizes are raised."""
+
+    def tree(self, largest: TreeShape) -> TreeShape:
+        """Returns the shape to which the trees of a step are padded at least. None exceeds `largest`."""
+
+    def longest(self, committed: Sequence[int]) -> int:
+        """Returns a bound on the cells in any slot's prefix."""
+
+    def nodes(self, nodes: int) -> int:
+        """Returns the number of nodes of a pass over `nodes` nodes."""
+
+
 class Target(Protocol):
     """The model whose distribution is sampled."""
 
@@ -104,8 +122,11 @@ class Target(Protocol):
     slots: int
     device: torch.device
     run: Run  # calls the parts of a step that run on the device
-    few_shapes: bool  # true if steps are padded to one of a few shapes, as CUDA graphs need
     compile: Callable[[Any], Any]  # returns a function of tensors compiled or, by default, as it is
+
+    @property
+    def padding(self) -> Padding:
+        """The padding of its steps."""
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Commits the prompt to a slot in place of the image it held."""
@@ -133,14 +154,10 @@ class Drafter(Protocol):
     def release(self, slot: int) -> None:
         """Empties the prefix of an idle slot."""
 
-    def context(self, committed: Sequence[int]) -> Hashable:
-        """Returns the prefix lengths in the form that extend() takes. Steps of equal contexts have passes of
-        equal shapes."""
-
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: Any) -> tuple[Tensor, Tensor]:
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Commits the pairs of the last step: a feature [G, B, A, D] and the code [B, A] one position later,
         of which the first `count` [B] are valid. Returns the logits [G, B, V] fp32 and the feature [G, B, D]
-        at the last valid pair. context: the result of context() in the same step."""
+        at the last valid pair. longest: a bound on the cells in any slot's prefix."""
 
     def places(self, depths: Tensor, widths: Sequence[int]) -> Sequence[Any]:
         """Returns what expand() takes as `place`, for every level of the tree that follows the last extend().

@@ -145,7 +145,7 @@ class EagleDrafter:
         capacity = aligned(target.max_prompt + target.grid.length + step_entries(max_depth, max_width))
         net.reserve(capacity)
         rows, dtype = target.branches * target.slots, cache_dtype(net.embed.weight)
-        one_layer, few = replace(config, num_layers=1), target.few_shapes
+        one_layer, few = replace(config, num_layers=1), target.padding.few
         self.cache = KVCache.allocate(one_layer, rows, capacity, dtype, self.device, few_shapes=few)
         self._cells = CellTokens(target.grid, target.ids, target.slots, self.device)
 
@@ -166,14 +166,9 @@ class EagleDrafter:
     def release(self, slot: int) -> None:
         self.cache.erase(slice(slot, None, self.target.slots))
 
-    def context(self, committed: Sequence[int]) -> int:
-        """Returns a bound on the cells in any slot's prefix. With few_shapes it is the whole image: the cache
-        of one layer is small, so reading all of it costs little."""
-        return self.target.grid.length if self.target.few_shapes else max(committed)
-
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         # After extend() a row has as many entries as the target's row has tokens.
-        self._longest = context + self.target.longest_prompt
+        self._longest = longest + max(self.target.prompts)
         branches, images, pairs, size = features.shape
         order, rows = torch.arange(pairs, device=self.device), branches * images
         tokens = self._cells.ids(codes, self.cache.length, order)

@@ -23,7 +23,7 @@ from models.decoder.config import DecoderConfig
 from models.decoder.transformer import Block, Decoder, make_head
 from models.drafter import DrafterNet
 from models.family import DTYPE_NAMES
-from models.graphs import row_bucket
+from models.padding import row_bucket
 from models.registry import spec_of
 
 FP32 = 4

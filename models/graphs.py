@@ -25,11 +25,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-BUCKETS = (1, 8, 16, 32, 64)  # numbers of nodes that passes are recorded with; above, multiples of the last
-# A pass is recorded for a bound on the committed codes: 256, 512, ... for images of up to 2048 codes. The
-# bounds of larger images lie a greater multiple of CONTEXT apart, so that there are MAX_CONTEXTS at most.
-CONTEXT, MAX_CONTEXTS = 256, 8
-
 
 class Recorder(Protocol):
     """Records what a function does on the device."""
@@ -214,15 +209,3 @@ def tensors_in(value: Any) -> list[Tensor]:
 def contiguous_copy(tensor: Tensor) -> Tensor:
     """Returns a contiguous copy, which shares no memory with the tensor."""
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def row_bucket(count: int) -> int:
-    """Returns the number of nodes with which a pass over `count` nodes is recorded."""
-    return next((rows for rows in BUCKETS if rows >= count), -(-count // BUCKETS[-1]) * BUCKETS[-1])
-
-
-def context_bucket(committed: int, size: int) -> int:
-    """Returns the bound on committed codes with which a pass is recorded: a multiple of CONTEXT, or the whole
-    image of `size` codes."""
-    step = max(1, -(-size // (CONTEXT * MAX_CONTEXTS))) * CONTEXT
-    return min(-(-committed // step) * step, size)

@@ -24,8 +24,8 @@ from models.decoder.cache import KVCache
 from models.decoder.packed import cache_dtype
 from models.decoder.positions import AxisPositions
 from models.decoder.transformer import Decoder, Join, as_it_is, join, logits_of
-from models.graphs import context_bucket, row_bucket
 from models.image_tokens import ImageTokens
+from models.padding import Buckets, NoPadding
 
 UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
 
@@ -160,8 +160,9 @@ class ARTarget:
     ) -> None:
         """ids: token ids of the cells. branches: 2 under guidance, else 1. max_nodes: nodes of the
         largest tree, with the root. Raises UserError if the decoder has too few positions."""
-        self.run, self.few_shapes = execution.run or run_directly, execution.run is not None
-        max_nodes = self.rows(max_nodes)
+        self.run = execution.run or run_directly
+        self.padding = Buckets(grid.length, max_prompt) if execution.run else NoPadding()
+        max_nodes = self.padding.nodes(max_nodes)
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
         self.ids, self.num_codes, self.first_code = ids, len(ids.codes), ids.codes.start
@@ -183,7 +184,7 @@ class ARTarget:
         axes = None
         if config.rope_sections:
             axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)
-        padded, few = config.padded_prefix, self.few_shapes
+        padded, few = config.padded_prefix, self.padding.few
         self.cache = execution.cache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
         self._cells = CellTokens(grid, ids, slots, self.device)
 
@@ -208,24 +209,13 @@ class ARTarget:
         return Prefix(torch.stack(logits), features)
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        rows, max_committed = self.rows(tree.nodes), self.max_committed(committed)
-        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, max_committed, rows)
-
-    def rows(self, nodes: int) -> int:
-        """Returns the number of rows of a pass over `nodes` nodes: with few_shapes it is rounded up."""
-        return row_bucket(nodes) if self.few_shapes else nodes
-
-    def max_committed(self, committed: Sequence[int]) -> tuple[int, ...]:
-        """Returns the bounds on the cells in the slots' prefixes that a pass works with: one for each slot,
-        or with few_shapes a single one for all, rounded up."""
-        if self.few_shapes:
-            return (context_bucket(max(1, *committed), self.grid.length),)
-        return tuple(committed)
+        rows, cells = self.padding.nodes(tree.nodes), self.padding.committed(committed)
+        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, cells, rows)
 
     @property
-    def longest_prompt(self) -> int:
-        """A bound on the rows of the prompts in flight: with few_shapes it is always max_prompt."""
-        return self.max_prompt if self.few_shapes else max(self._prompts)
+    def prompts(self) -> Sequence[int]:
+        """Bounds on the rows of the prompts in the slots."""
+        return self.padding.prompts(self._prompts)
 
     def score(
         self,
@@ -238,9 +228,10 @@ class ARTarget:
         """Returns the logits and features of nodes with codes and depths [B, N] and ancestors [B, N, N]. A
         node at a row end is read as the row end's token, whatever its code.
 
-        committed: the result of max_committed(). rows: the number of rows of the pass, if greater than N; the
-        added rows are not used. The result is zero for slots that the pass leaves out. A pass writes only
-        entries after the committed prefix, so running it twice does what running it once does.
+        committed: bounds on the cells in the prefixes, one for each slot or one for all. rows: the number of
+        rows of the pass, if greater than N; the added rows are not used. The result is zero for slots that
+        the pass leaves out. A pass writes only entries after the committed prefix, so running it twice does
+        what running it once does.
         """
         nodes = codes.shape[1]
         added = rows - nodes
@@ -268,11 +259,9 @@ class ARTarget:
     def _lengths(self, committed: tuple[int, ...]) -> list[int | None]:
         """Returns the bounds on the rows of prefixes that KVCache.metadata() takes. If the cache may skip
         rows, passes leave out idle slots."""
-        if self.few_shapes:
-            return [committed[0] + self.max_prompt]
         skip = self.cache.may_skip_rows
-        pairs = zip(committed, self._prompts, strict=True)
-        return [None if skip and not prompt else codes + prompt for codes, prompt in pairs]
+        pairs = zip(committed, self.prompts, strict=False)
+        return [None if skip and not prompt else cells + prompt for cells, prompt in pairs]
 
     def features(
         self, tokens: Tensor, depths: Tensor, ancestors: Tensor, lengths: Sequence[int | None]

@@ -10,7 +10,7 @@ levels, V codes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from torch import Tensor
 from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.ranges import part
-from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Prefix, Run, run_directly
+from adt_tree.roles import Drafter, MethodOnModel, NoiseBelow, Padding, Prefix, Run
 from adt_tree.sampling import PassSampling, filtered, force, log_probs
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select
@@ -47,8 +47,8 @@ Growth = Callable[[Drafter, PassSampling, DraftState], DraftTree]
 class EagleProposer:
     """Feeds the accepted path to the drafter, then grows a tree."""
 
-    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run = run_directly) -> None:
-        self.drafter, self.growth, self._run = drafter, growth, run
+    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run, padding: Padding) -> None:
+        self.drafter, self.growth, self._run, self._padding = drafter, growth, run, padding
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
@@ -84,9 +84,9 @@ class EagleProposer:
     ) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        context, noise = self.drafter.context(committed), noise_below(shapes.depth)
+        longest, noise = self._padding.longest(committed), noise_below(shapes.depth)
         with part("drafter"):
-            return self._run(self._grow, pairs, last_codes, shapes, noise, context, sampling)
+            return self._run(self._grow, pairs, last_codes, shapes, noise, longest, sampling)
 
     def _grow(
         self,
@@ -94,10 +94,10 @@ class EagleProposer:
         last_codes: Tensor,
         shapes: BatchShapes,
         noise: PositionNoise,
-        context: Hashable,
+        longest: int,
         sampling: PassSampling,
     ) -> DraftTree:
-        logits, feature = self.drafter.extend(*pairs, context)
+        logits, feature = self.drafter.extend(*pairs, longest)
         state = DraftState(logits, feature, last_codes, shapes, noise)
         return self.growth(self.drafter, sampling, state)
 
@@ -128,7 +128,7 @@ def proposer(setup: MethodOnModel, topology: Topology | None, keep_q: bool) -> E
     growth: Growth = partial(grow_dynamic, expand=target.compile(expand_level))
     if topology is not None:
         growth = StaticGrowth(topology, keep_q, target.device)
-    return EagleProposer(drafter, growth, target.slots, target.run)
+    return EagleProposer(drafter, growth, target.slots, target.run, target.padding)
 
 
 class Frontier(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
 from adt_tree.decode import first_code
-from adt_tree.policy import ROOT_ONLY, SMALLEST, TreeShape
+from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
 from adt_tree.roles import Request
 from adt_tree.sampling import PassSampling, Sampling, log_probs
@@ -110,8 +110,8 @@ class RowImages:
             for pair in zip(heads, shapes, strict=True)
         ]
         most = max(map(sum, nodes))
-        if self._target.few_shapes:
-            most = self._target.rows(self._schedule.heads * num_nodes(self._heads.shape))
+        if self._target.padding.few:
+            most = self._target.padding.nodes(self._schedule.heads * num_nodes(self._heads.shape))
         return RowStep(heads, shapes, Plan.of(heads, nodes, self._target.device), most)
 
     def _shape(self, head: Head | None) -> TreeShape:
@@ -127,7 +127,7 @@ class RowImages:
         for slot, head in enumerate(chain.from_iterable(step.heads)):
             if head and head.begins:
                 proposer.begin(slot, head.position + 1)
-        bounds = self._heads.shape if self._target.few_shapes else SMALLEST
+        bounds = self._target.padding.tree(self._heads.shape)
         shapes = BatchShapes.of([*chain.from_iterable(step.shapes)], self._target.device, bounds)
         return proposer.propose(shapes, roots, _no_noise, (), sampling)
 

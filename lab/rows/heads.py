@@ -20,9 +20,6 @@ from lab.rows.schedule import Schedule
 class RowTarget(Target, Protocol):
     """A target whose cache can be addressed by position."""
 
-    def rows(self, nodes: int) -> int:
-        """Returns the number of rows of a pass over `nodes` nodes."""
-
     def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...]) -> Scored:
         """Scores nodes with codes and positions (depths) [B, N]. They attend to the prompt and, by ancestors
         [B, N, P + N], to the P entries behind it and to one another; their own entries follow these."""

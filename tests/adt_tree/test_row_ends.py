@@ -167,7 +167,7 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
     while root < 9:
         pairs = features.shape[2]
         new = torch.tensor([cells[root - pairs + 1 : root + 1]]).expand(2, -1)
-        _, feature = drafter.extend(features, new, torch.full((2,), pairs), drafter.context([root, root]))
+        _, feature = drafter.extend(features, new, torch.full((2,), pairs), root)
         drafted_features = [feature[0, 1]]
         places = drafter.places(torch.arange(3), [1] * 3)
         for depth, code in enumerate(cells[root + 1 : root + 4]):

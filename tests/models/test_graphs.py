@@ -16,8 +16,9 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.records import Decoded
 from adt_tree.sampling import Sampling
-from models.graphs import CudaRecorder, GraphRunner, context_bucket, row_bucket
+from models.graphs import CudaRecorder, GraphRunner
 from models.loading import pick_graphs
+from models.padding import context_bucket, row_bucket
 from tests.adt_tree import test_row_ends as lined
 from tests.adt_tree.test_engine import (
     IMAGES,

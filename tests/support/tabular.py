@@ -21,6 +21,7 @@ from adt_tree.sampling import Sampling, log_probs
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.decoder.transformer import as_it_is
+from models.padding import NoPadding
 
 CODES = 4
 CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
@@ -40,7 +41,7 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 class TabularTarget:
     """A Target whose logits are a table [G, S, V], on its device."""
 
-    num_codes, few_shapes, run, compile = CODES, False, staticmethod(run_directly), staticmethod(as_it_is)
+    num_codes, padding, run, compile = CODES, NoPadding(), staticmethod(run_directly), staticmethod(as_it_is)
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots, self.device = logits, grid, slots, logits.device
@@ -80,9 +81,7 @@ class TabularDrafter:
 
     def release(self, slot: int) -> None: ...
 
-    def context(self, committed: Sequence[int]) -> None: ...
-
-    def extend(self, features: Tensor, codes: Tensor, count: Tensor, context: None) -> tuple[Tensor, Tensor]:
+    def extend(self, features: Tensor, codes: Tensor, count: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         last = (count - 1).clamp(min=0)[:, None]  # a released slot has no pairs
         roots, features = codes.gather(1, last), features.gather(2, last[None, ..., None])
         logits, features_out = self.expand(roots, features, roots, None)

@@ -141,7 +141,7 @@ def test_batches_and_their_first_step_are_those_of_decoding(
     features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     for cell in range(2 * grid.image.stride + 1):
         root = torch.tensor([0 if grid.is_row_end(cell) else codes[grid.number(cell)]])
-        logits, _ = drafter.extend(features, root[:, None], zero + 1, drafter.context([cell]))
+        logits, _ = drafter.extend(features, root[:, None], zero + 1, cell)
         if not grid.is_row_end(cell + 1):
             expected = first_step[grid.number(cell + 1) - 1]
             torch.testing.assert_close(guide(logits, 3.0)[0], expected, atol=1e-3, rtol=1e-4)

@@ -54,7 +54,9 @@ def decode(
     if delta is not None:
         rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)
     pack(net)
-    proposer = EagleProposer(EagleDrafter(net, target, 5, 10), growth, target.slots)
+    proposer = EagleProposer(
+        EagleDrafter(net, target, 5, 10), growth, target.slots, target.run, target.padding
+    )
     return finished(speculative(target, proposer, Fixed(shape), rule, images, SAMPLING))
 
 
