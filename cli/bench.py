@@ -137,8 +137,7 @@ class BenchOptions(ModelOptions):
     )
     quality: bool = option(
         "also measure ar at other seeds, and score all images: how likely they are under the model and, for "
-        "the embedded model, how many are recognised and how far their features are from those of ar (needs "
-        "requirements-eval.txt)",
+        "the embedded model, how many are recognised (needs requirements-eval.txt)",
         False,
     )
     profile: bool = option(
@@ -197,7 +196,7 @@ def run(options: Options) -> None:
     if options.quality:
         texts = {prompt.name: prompt.text for prompt in prompts}
         guidance = next(iter(chosen.values())).sampling.guidance
-        scores = score(model, guidance, requests, texts, options.seeds, measured, recognise)
+        scores = score(model, guidance, requests, texts, measured, recognise)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,

@@ -108,12 +108,10 @@ function verdict(first, run) {
                           : `${run.method} is slower, at ${ratio.toFixed(2)} of the speed ${times}.`;
   if (["prompt", "seed", "settings"].some(name => run[name] !== first[name]))
     return `These are not the same task: prompt, seed or settings differ. ${pace}`;
-  const inexact = [first, run].filter(one => !one.exact).map(one => one.method);
-  if (run.pixels === first.pixels)
-    return `Same image, pixel for pixel${inexact.length ? ", though LANTERN might have changed it" : ""}. ${pace}`;
+  const why = [first, run].filter(one => one.why)
+    .map(one => ` ${one.method} does not promise the same image: ${one.why}.`).join("");
+  if (run.pixels === first.pixels) return `Same image, pixel for pixel.${why} ${pace}`;
   const differing = run.codes.filter((code, cell) => code !== first.codes[cell]).length;
-  const why = inexact.length ? ` ${inexact.join(" and ")} ${inexact.length > 1 ? "do" : "does"} not promise the same `
-    + "image: LANTERN also accepts codes that look alike, and rejection uses other random numbers." : "";
   return `Different images: ${differing} of ${run.size} codes differ.${why} ${pace}`;
 }
 

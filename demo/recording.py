@@ -37,7 +37,7 @@ class Recording:
     """The decoding of one image, step by step."""
 
     method: str
-    exact: bool  # whether the method gives the AR baseline's image
+    why: str  # why it may give another image than the AR baseline; empty for exact methods
     prompt: str
     seed: int
     settings: str  # temperature and guidance, as a sentence for the reader
@@ -67,7 +67,7 @@ def recording_of(
     steps, final, sampling = [_as_dict(step) for step in stream], pipe.image(codes), method.sampling
     return Recording(
         method=method.label,
-        exact=method.exact,
+        why=why_inexact(method),
         prompt=prompt,
         seed=seed,
         settings=f"Temperature {sampling.temperature:g}, guidance {sampling.guidance:g}",
@@ -78,6 +78,15 @@ def recording_of(
         steps=steps,
         frames=_frames(pipe, codes, steps, final),
     )
+
+
+def why_inexact(method: Method) -> str:
+    """Returns why the method may give another image than the AR baseline; nothing for an exact one."""
+    if method.exact:
+        return ""
+    if method.lantern:
+        return "LANTERN also accepts codes that look alike"
+    return method.spec.about if method.verify == "coupled" else "rejection uses other random numbers"
 
 
 def _as_dict(step: StreamStep) -> dict[str, Any]:
@@ -120,8 +129,6 @@ def read(path: Path) -> Recording:
     content = read_json(path, remedy)
     with reading(path, remedy):
         recording = Recording(**content)
-        for step in recording.steps:  # earlier versions counted no row ends, and did not store `codes`
-            step.setdefault("codes", step["accepted"] + 1)
         _check(recording)
     return recording
 
@@ -130,13 +137,13 @@ def _check(recording: Recording) -> None:
     """Raises ValueError, TypeError or KeyError if the recording cannot be replayed safely."""
     frames = recording.frames
     sides = [recording.grid] if isinstance(recording.grid[0], int) else recording.grid
-    texts = (recording.method, recording.prompt, recording.settings, recording.pixels, frames["sheet"])
+    texts = [getattr(recording, name) for name in ("method", "why", "prompt", "settings", "pixels")]
     numbers = [recording.seconds, *frames["size"], *frames["counts"]]
     numbers += [step[name] for step in recording.steps for name in ("position", "codes", *STEP_FIELDS)]
     if not (
         recording.steps
         and sum(rows * columns for rows, columns in sides) == len(recording.codes)
-        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(text, str) for text in (*texts, frames["sheet"]))
         and all(isinstance(number, NUMBERS) for number in numbers)
         and frames["sheet"].startswith(SHEET_START)  # Never a remote address: the page must not fetch.
     ):

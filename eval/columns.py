@@ -36,8 +36,8 @@ class Comparison:
     ) -> None:
         """measured, baseline: one entry per batch of prompts. scores: of the images of all configurations."""
         self.configuration = configuration
-        names = (configuration.name, configuration.baseline, configuration.other_seeds.name)
-        self.scores, self.scores_of_ar, self.scores_of_others = ((scores or {}).get(n, ()) for n in names)
+        names = (configuration.name, configuration.baseline)
+        self.scores, self.scores_of_ar = ((scores or {}).get(name, ()) for name in names)
         self.seconds = np.array([entry.seconds for entry in measured])  # per image
         self.speed_up = np.array([entry.seconds for entry in baseline]) / self.seconds
         self.batch_s = self.seconds * [len(entry.images) for entry in measured]
@@ -79,14 +79,6 @@ class Comparison:
         images = self.images if self.scores and shared else ()
         return np.array([np.mean(np.equal(image.codes, self.expected[image.name])) for image in images])
 
-    def kids(self) -> np.ndarray:
-        """Returns 1,000 x the kernel distance from the AR baseline at other seeds in each block of seeds."""
-        if not self.scores_of_others or self.configuration == self.configuration.other_seeds:
-            return np.array([])
-        from eval.quality import kid_by_block  # imports torch
-
-        return 1000 * np.array(kid_by_block(self.scores, self.scores_of_others))
-
     def tau_interval(self) -> Interval:
         """Returns the 95 % interval of tau over images."""
         codes = np.array([sum(step.accepted + 1 for step in image.steps) for image in self.images])
@@ -109,16 +101,6 @@ def over_shares(values: np.ndarray) -> Interval:
 
     found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
-
-
-def over_blocks(values: np.ndarray) -> Interval:
-    """Returns Student's 95 % interval of the mean of independent values; for a single value x, (x, x)."""
-    from scipy.stats import ttest_1samp
-
-    if len(values) < 2:
-        return float(values[0]), float(values[0])
-    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
-    return float(low), float(high)
 
 
 @cache
@@ -210,7 +192,6 @@ COLUMNS = {
         mean_column("nll_over_ar", "NLL - ar", Comparison.nlls_over_ar, "{:+.3f}"),
         mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}", over_shares),
         mean_column("same_codes", "codes = AR", Comparison.same_codes, "{:.0%}"),
-        mean_column("kid", "EffNet-KID", Comparison.kids, "{:.2f}", over_blocks),
     )
 }  # fmt: skip
 LEGEND = (
@@ -225,10 +206,8 @@ LEGEND = (
     "the guided model at temperature 1, with its interval over images, taken as independent; NLL - ar: "
     "mean over images of its difference from that of ar for the same prompt and seed; recognised: share, "
     "of images whose prompts name an original, whose nearest original by features of EfficientNet-Lite0 "
-    "at 128 px has that name; codes = AR: share of codes, for methods that share ar's random numbers; "
-    "EffNet-KID: 1,000 x the kernel distance between these features and those of ar at other seeds, "
-    "unbiased for fixed prompts, as mean and interval over disjoint blocks of seeds; row ar is its floor, "
-    "0 on average. A value that does not apply is left out."
+    "at 128 px has that name; codes = AR: share of codes, for methods that share ar's random numbers. A "
+    "value that does not apply is left out."
 )
 
 

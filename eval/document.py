@@ -37,7 +37,7 @@ SECTIONS = (
         "Quality of all methods",
         "quality.json",
         ("method",),
-        ("nll", "nll_over_ar", "recognised", "same_codes", "kid"),
+        ("nll", "nll_over_ar", "recognised", "same_codes"),
     ),
     Section(
         "Images per minute by the nodes of self-drafted trees",

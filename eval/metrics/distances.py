@@ -43,20 +43,6 @@ def kid(fake: Tensor, real: Tensor, subsets: int, size: int, seed: int) -> tuple
     return scores["kernel_inception_distance_mean"], scores["kernel_inception_distance_std"]
 
 
-def kid_of_pairs(fake: Tensor, real: Tensor) -> float:
-    """Returns the distance of `kid` between fake [N, D] and real [N, D], whose rows n have the same prompt.
-
-    Gretton et al., JMLR 13 (2012), equation 4: pairs (n, n) are left out between the sets as they are within
-    them. Otherwise prompts that are fixed beforehand, the same in both sets, make the distance too small: two
-    images of one prompt are alike, and a set of N has fewer such pairs within it than it has with the other.
-    Unbiased: 0 on average if every prompt has one distribution of images in both sets.
-    """
-    metric = library("torch_fidelity.metric_kid")
-    x, y = (checked(rows, 2).numpy() for rows in (fake, real))
-    kernels = (metric.kernel_poly(a, b) for a, b in ((x, x), (x, y), (y, y)))
-    return float(metric.mmd2(*kernels, mmd_est="u-statistic"))
-
-
 def inception_score(logits: Tensor, splits: int, seed: int) -> tuple[float, float]:
     """Returns the Inception Score of logits [N, C]: mean and standard deviation over splits.
 
