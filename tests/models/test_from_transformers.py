@@ -3,20 +3,25 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.errors import CheckpointError
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import Sampling
 from models.family import LoadOptions
+from models.layouts.adopted import adopt
+from models.model import Model
 from tests.support.checkpoints import SIDE, Checkpoints, Tiny
+from tests.support.refusal import refusal
 
 TEXTS = ["a red heart", "sea"]
 KINDS = {
@@ -106,9 +111,59 @@ def test_weights_are_shared(loaded: Loaded) -> None:
         assert within(theirs.model.generation_head.vision_head.weight, ours.head.vision_head.weight)
 
 
-def test_another_model_is_refused() -> None:
+def test_models_of_transformers_that_cannot_be_adopted(load_emu3: Callable[[], Any]) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    with pytest.raises(CheckpointError, match="'llama'"):
-        Pipeline.from_transformers(LlamaForCausalLM(config), None)
+    emu3 = load_emu3()
+
+    def line(model: Any, **options: Any) -> str:
+        return refusal(lambda: Pipeline.from_transformers(model, None, options=LoadOptions(**options)))
+
+    given = {"model_path": "x", "attention": "flash", "height": 64, "device": "gpu", "precision": "bf16"}
+    for name, value in given.items():
+        assert f"{name} {value}" in line(emu3, **{name: value})
+    llama = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    assert "'llama'" in line(LlamaForCausalLM(llama)) and "None" in line(None)
+    emu3.config.quantization_config = {"quant_method": "bitsandbytes"}
+    assert "quantised by bitsandbytes" in line(emu3)
+    del emu3.config.quantization_config
+    for dtype in (torch.float64, torch.float8_e4m3fn):
+        assert str(dtype) in line(emu3.to(dtype)) and "torch.bfloat16" in line(emu3)
+    assert "meta" in line(emu3.to("meta"))
+
+
+def test_the_callers_tokenizer_stays_as_it_is(checkpoints: Checkpoints) -> None:
+    """A processor may hold the chat template that its tokenizer lacks."""
+    import transformers
+
+    path = checkpoints["janus_pro"].path
+    model = transformers.JanusForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    processor = SimpleNamespace(tokenizer=tokenizer, chat_template=template)
+    prompt = Pipeline.from_transformers(model, processor).model.encode("sun")
+    assert tokenizer.chat_template is None
+    assert prompt == checkpoints["janus_pro"].load(need_drafter=False).encode("sun")
+
+
+def test_threads_adopt_one_model_one_after_the_other(load_emu3: Callable[[], Any]) -> None:
+    emu3 = load_emu3()
+    at_once: list[int] = []
+    running = [0]
+
+    def watched(*arguments: Any) -> Model:
+        running[0] += 1
+        at_once.append(running[0])
+        try:
+            return adopt(*arguments)
+        finally:
+            running[0] -= 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.layouts.adopted.adopt", watched)
+        threads = [Thread(target=Pipeline.from_transformers, args=(emu3, None)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert at_once == [1, 1, 1]

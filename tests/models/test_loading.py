@@ -4,6 +4,7 @@ few files of models/."""
 from __future__ import annotations
 
 import ast
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from adt_tree.errors import CheckpointError
 from adt_tree.method import METHODS, Method
 from adt_tree.sampling import Sampling
 from models.checkpoint.weights import read_weights, weights_file
-from models.family import LoadOptions
+from models.family import LoadOptions, home_of
 from models.loading import detect, find_files, load, pick_device, pick_precision
 from models.registry import SPECS, spec_of
 from tests.support.checkpoints import BUILD, Checkpoints
@@ -127,3 +128,14 @@ def test_no_other_file_knows_a_family_by_name() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         families = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & set(SPECS)
         assert all(path.stem in allowed[name] for name in families), f"{path.name}: {families}"
+
+
+def test_nobodys_drafter_is_taken_for_anothers(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """The embedded model's drafter belongs to it alone, and a drafter beside a target to that target."""
+    files = checkpoints["emoji"].copied(tmp_path / "copy")
+    emoji = spec_of("emoji")
+    assert find_files(emoji, LoadOptions(), "cpu", "fp32").drafter == emoji.home / "drafter"
+    options = LoadOptions(model_path=files.path)
+    assert find_files(emoji, options, "cpu", "fp32").drafter == home_of(files.path) / "drafter"
+    shutil.rmtree(files.drafter)
+    assert find_files(emoji, options, "cpu", "fp32").drafter is None
