@@ -12,7 +12,11 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
+
+# Before what PYTHONPATH names, and also where Python leaves a script's folder out (-I, PYTHONSAFEPATH).
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from adt_tree.errors import UserError
 from cli.parser import with_flags

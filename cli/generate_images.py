@@ -8,8 +8,9 @@ does not change an image, which depends on its own seed alone. The last process 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,16 +192,24 @@ def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
 def plot(
     options: Options, method: Method, pipe: Pipeline, folder: RunFolder, prompts: Sequence[Prompt]
 ) -> None:
-    """Writes the contact sheet and, if the method drafts, the maps of the first images."""
+    """Writes the contact sheet and, if the method drafts, the maps of the first images. A picture that cannot
+    be drawn is one line on stderr: the images are there."""
     from eval import figures
     from storage.run_folder import file_name
 
+    def draw(write: Callable[..., None], *arguments: Any, path: Path) -> None:
+        try:
+            write(*arguments, path)
+        except Exception as error:  # of a package, a font, a picture or the disk
+            cause = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"{path}: not drawn: {cause}; the images are stored", file=sys.stderr)
+
     images = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
-    figures.contact_sheet(images, held_out_texts(), folder.root / "contact_sheet.png")
+    draw(figures.contact_sheet, images, held_out_texts(), path=folder.root / "contact_sheet.png")
     for prompt in prompts[: options.heatmaps] if method.drafting and not method.several_rows else ():
         path = folder.root / f"heatmap_{file_name(prompt.name)}.png"
-        steps = folder.read(prompt.name).steps
-        figures.heatmap(folder.png(prompt.name), prompt.text, steps, pipe.model.grid, path)
+        steps, picture = folder.read(prompt.name).steps, folder.png(prompt.name)
+        draw(figures.heatmap, picture, prompt.text, steps, pipe.model.grid, path=path)
 
 
 def record(

@@ -11,7 +11,7 @@ try:
     from adt_tree import generate
 except ImportError as error:
     raise ImportError(
-        f"custom_generate: ADT-Tree is not installed here ({error}): run `pip install -e .` in its checkout"
+        f"custom_generate: ADT-Tree cannot be imported here ({error}): run `pip install -e .` in its checkout"
     ) from error
 
 __all__ = ["generate"]

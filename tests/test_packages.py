@@ -1,17 +1,26 @@
-"""The extras of pyproject.toml are the requirements files, with lower bounds in place of pins, and the pins
-lie within the bounds of the dependencies."""
+"""pyproject.toml names the packages that our files import, and no others; its extras are the requirements
+files, with lower bounds in place of pins; and modules of a user's project do not get in the way of ours."""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from fnmatch import fnmatch
+from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support.runs import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 FILES = {path.stem.removeprefix("requirements-"): path for path in sorted(ROOT.glob("requirements-*.txt"))}
 
 
@@ -40,6 +49,106 @@ def test_extras_are_the_requirements_files(extra: str) -> None:
 
 def test_pins_lie_within_the_bounds_of_the_dependencies() -> None:
     pins = {pin.name: pin for pin in map(Requirement, lines("requirements.txt"))}
-    for dependency in map(Requirement, PROJECT["dependencies"]):
-        (version, *_) = sorted(part.version for part in pins[dependency.name].specifier)
-        assert dependency.specifier.contains(version), dependency.name
+    dependencies = {bound.name: bound for bound in map(Requirement, PROJECT["dependencies"])}
+    assert pins.keys() == dependencies.keys()
+    for name, pin in pins.items():
+        (version, *_) = sorted(part.version for part in pin.specifier)
+        assert dependencies[name].specifier.contains(version), name
+
+
+# Extra -> the files that may import its packages, because only commands that need the extra import them.
+USERS = {
+    "demo": ("cli/demo.py", "demo/app.py"),
+    "eval": ("eval/metrics/*.py", "cli/model_from_options.py"),
+    "glm": ("models/codecs/glm_pixels.py",),
+    "ray": ("serve/ray_app.py",),
+    "serve": ("serve/*.py",),
+    "train": ("recipes/emoji/*.py",),
+    "dev": ("serve/locustfile.py",),
+}
+# Imported where the user has installed it; needed by packages of an extra, in a build that fits torch.
+ELSEWHERE, UNIMPORTED = {"flash-attn"}, {"torchvision"}
+OURS = {path.name.removesuffix(".py") for path in ROOT.glob("[a-z]*") if path.suffix in ("", ".py")}
+DISTRIBUTIONS = packages_distributions()
+
+
+def names(extra: str | None) -> set[str]:
+    """Returns the packages of an extra, without the extras in it; None: the dependencies."""
+    listed = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    return {canonicalize_name(Requirement(line).name) for line in listed} - {"adt-tree"}
+
+
+def imported(path: Path) -> set[str]:
+    """Returns the packages of others that a file imports, lazily or by library("NAME"), by their names on the
+    index."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import():
+                modules |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                modules.add(module)
+            case ast.Call(func=ast.Name(id="library"), args=[ast.Constant(value=str(module))]):
+                modules.add(module)
+    tops = {module.partition(".")[0] for module in modules} - OURS - sys.stdlib_module_names
+    return {canonicalize_name(DISTRIBUTIONS.get(top, [top])[0]) for top in tops}
+
+
+FOLDERS = ("adt_tree", "cli", "demo", "eval", "lab", "models", "recipes", "serve", "storage", "training")
+IMPORTS = {
+    path.relative_to(ROOT): imported(path)
+    for path in [ROOT / "main.py", *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))]
+}
+
+
+def test_every_import_is_in_the_dependencies_or_in_the_extra_of_its_command() -> None:
+    for path, packages in IMPORTS.items():
+        extras = [extra for extra, patterns in USERS.items() if any(map(path.match, patterns))]
+        known = ELSEWHERE.union(*map(names, (None, *extras)))
+        assert packages <= known, f"{path} imports {packages - known}"
+
+
+@pytest.mark.parametrize("extra", [None, *(extra for extra in USERS if extra != "dev")])
+def test_every_package_is_imported_by_the_files_that_need_it(extra: str | None) -> None:
+    patterns = USERS.get(extra or "", ("*.py",))
+    users = [packages for path, packages in IMPORTS.items() if any(map(path.match, patterns))]
+    assert names(extra) - UNIMPORTED <= set().union(*users)
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder of the user."""
+    options = {"cwd": folder, "env": {**os.environ, **variables}, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *words], timeout=100, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"), [("-I", {}), ("", {"PYTHONSAFEPATH": "1"}), ("", {"PYTHONPATH": "."})]
+)
+def test_commands_find_our_packages_first(words: str, variables: dict[str, str], tmp_path: Path) -> None:
+    for name in ("models.py", "cli.py", "adt_tree.py"):
+        (tmp_path / name).write_text("")
+    done = run(tmp_path, *words.split(), str(ROOT / "main.py"), "memory", "--help", **variables)
+    assert done.returncode == 0 and done.stdout.startswith("usage"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["models.py", "models/__init__.py"])
+def test_a_module_that_hides_ours_is_named(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    done = run(tmp_path, "-c", "from adt_tree import Pipeline", PYTHONPATH=str(ROOT))
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and str(file) in line and "rename" in line
+
+
+def test_a_wheel_has_no_package_whose_name_others_use() -> None:
+    patterns = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert {name for name in folders if any(fnmatch(name, pattern) for pattern in patterns)} == {"adt_tree"}
+
+
+def test_an_installed_wheel_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "adt_tree").symlink_to(ROOT / "adt_tree")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from adt_tree import Pipeline"
+    done = run(tmp_path, "-P", "-c", code)
+    assert done.returncode == 1 and "pip install -e" in done.stderr.splitlines()[-1]

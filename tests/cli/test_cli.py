@@ -242,3 +242,25 @@ def test_exit_status(
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and str(error.args[-1] if error.args else "") in line
     assert line.startswith("internal error: ") == (status == 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'matplotlib'"),
+        AttributeError("numpy has no attribute x"),  # a package that does not fit another one
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_one_line(
+    generate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("eval.figures._figure", broken)
+    status, out, printed = generate("o", "--method", "eagle-2", "--num_images", "1", "--heatmaps", "1")
+    assert status == 0 and json.loads(out.splitlines()[-1])["images"] == 1
+    assert (tmp_path / "o" / "contact_sheet.png").is_file()
+    (line,) = [line for line in printed.splitlines() if "heatmap_" in line]
+    assert str(error) in line
