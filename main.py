@@ -1,7 +1,7 @@
 """Runs a command: `python main.py COMMAND [options]`. Imports no other command, so that --help is quick.
 
-Exit status: 0 done; 1 an internal error, or a fault that report --check, gpu_check, load_test or serve
-reports; 2 an error that the user can put right; 130 interrupted.
+Exit status: 0 done; 1 an internal error, or a fault that report --check, gpu_check or serve reports; 2 an
+error that the user can put right; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ COMMANDS = {
     "bench": "time methods against the AR baseline in one run",
     "demo": "open a page on which two methods race and every step can be inspected",
     "serve": "answer requests for images over HTTP, in the form of OpenAI's API",
-    "load_test": "compare the images of a load test with those made offline",
     "report": "turn stored results into tables, plots and documents",
     "gpu_check": "check and measure this machine's GPU, part by part",
     "get_ckpts": "fetch published checkpoints into ckpts/",
@@ -37,7 +36,6 @@ COMMANDS = {
     "generate_train_data": "generate the images that a drafter learns from",
     "extract_code": "encode captioned pictures for a drafter to learn from",
     "train_drafter": "train a drafter for a model that takes guidance",
-    "train_emoji": "build the embedded model, one stage per call",
     "evaluate": "score the images of a run: CLIP, HPS v2, FID, KID, Inception Score and others",
     "eval_fid_clip": "evaluate --metrics clip fid",
     "eval_prec_recall": "evaluate --metrics precision_recall",
@@ -46,20 +44,11 @@ COMMANDS = {
 }
 
 
-def overview(prog: str, names: dict[str, str]) -> str:
-    """Returns the help of `prog NAME`. names: the commands or stages, and what each of them does."""
-    lines = [f"usage: {prog} NAME [options]", ""]
-    lines += [f"  {name:<20} {text}" for name, text in names.items()]
-    return "\n".join([*lines, "", f"`{prog} NAME --help` shows the options."])
-
-
-def pick(prog: str, word: str, names: dict[str, str]) -> str:
-    """Returns the word if it is one of the names. Raises UserError, with the nearest name, if it is not."""
-    if word not in names:
-        near = get_close_matches(word, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
-        raise UserError(f"{prog}: {word!r} is unknown; {hint}")
-    return word
+def overview() -> str:
+    """Returns the help of main.py: the commands, and what each of them does."""
+    lines = [f"  {name:<20} {text}" for name, text in COMMANDS.items()]
+    usage = ("usage: main.py NAME [options]", "")
+    return "\n".join([*usage, *lines, "", "`main.py NAME --help` shows the options."])
 
 
 def module_of(name: str) -> ModuleType:
@@ -70,24 +59,21 @@ def module_of(name: str) -> ModuleType:
 def dispatch(argv: Sequence[str]) -> None:
     """Parses and runs one command."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(overview("main.py", COMMANDS))
+        print(overview())
         return
-    name = pick("main.py", argv[0], COMMANDS)
+    name = argv[0]
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
+        raise UserError(f"main.py: {name!r} is unknown; {hint}")
     command = module_of(name)
-    if name != "train_emoji":
-        options = command.ALIASES[name] if name.startswith("eval_") else command.Options
-        parsed = options.parse(argv[1:], f"main.py {name}", COMMANDS[name])
-        try:
-            command.run(parsed)
-        except UserError as error:
-            error.args = (with_flags(str(error), options),)
-            raise
-        return
-    prog, stages = "main.py train_emoji", command.STAGES
-    if not argv[1:] or argv[1] in ("-h", "--help"):
-        print(overview(prog, stages))
-        return
-    command.run(pick(prog, argv[1], stages), argv[2:])
+    options = command.ALIASES[name] if name.startswith("eval_") else command.Options
+    parsed = options.parse(argv[1:], f"main.py {name}", COMMANDS[name])
+    try:
+        command.run(parsed)
+    except UserError as error:
+        error.args = (with_flags(str(error), options),)
+        raise
 
 
 def device_errors() -> tuple[type[Exception], ...]:

@@ -180,7 +180,7 @@ def run(options: Options) -> None:
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
-    recognise = recogniser_of(options) if options.quality and not options.random_weights else None
+    recogniser = recogniser_of(options) if options.quality and not options.random_weights else None
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model
     environment, stored_options = describe(model), resolved_options(options, model)
@@ -196,7 +196,7 @@ def run(options: Options) -> None:
     if options.quality:
         texts = {prompt.name: prompt.text for prompt in prompts}
         guidance = next(iter(chosen.values())).sampling.guidance
-        scores = score(model, guidance, requests, texts, measured, recognise)
+        scores = score(model, guidance, requests, texts, measured, recogniser)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,

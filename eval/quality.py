@@ -6,27 +6,23 @@ baseline is measured at two seeds for each image. Dimensions: N images of P x P 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from adt_tree.roles import Request
 from adt_tree.sampling import Sampling
 from eval.harness import Decodes, Outcome
 from eval.likelihood import NODES, nll
+from eval.metrics.recogniser import Recogniser
 from models.model import Model
 from storage.measurements import Measured
 from storage.prompts import image_seed
 
 BATCH = 64  # images that are recognised at once
-
-# From uint8 images [N, P, P, 3] and their prompts to features [N, F] and whether each image shows what its
-# prompt names; None for a prompt that names nothing known.
-Recognise = Callable[[np.ndarray, Sequence[str]], tuple[Tensor, Sequence[bool | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +52,12 @@ def score(
     requests: Sequence[Request],
     texts: Mapping[str, str],
     measured: Mapping[str, Sequence[Measured]],
-    recognise: Recognise | None,
+    recogniser: Recogniser | None,
 ) -> dict[str, list[Quality]]:
     """Returns the scores of all images by configuration. An image that several of them made is scored once.
 
-    requests: those of the images. texts: the prompts by the images' names. recognise: None leaves recognition
-    out.
+    requests: those of the images. texts: the prompts by the names of images. recogniser: None scores NLL
+    alone.
     """
     encoded = {request.name: request.prompt for request in requests}
     images = {
@@ -74,11 +70,11 @@ def score(
     scores: dict[tuple[str, tuple[int, ...]], Quality] = {}
     for name, codes in tqdm(distinct, "likelihood", unit="image"):
         scores[name, codes] = Quality(nll(target, sampling, encoded[name], codes))
-    if recognise is not None:
+    if recogniser is not None:
         for first in tqdm(range(0, len(distinct), BATCH), "recognition", unit="batch"):
             part = distinct[first : first + BATCH]
             pixels = np.stack([np.asarray(model.image(list(codes))) for _, codes in part])
-            _, found = recognise(pixels, [texts[name] for name, _ in part])
+            found = recogniser.recognised(pixels, [texts[name] for name, _ in part])
             for image, recognised in zip(part, found, strict=True):
                 scores[image] = replace(scores[image], recognised=recognised)
     return {name: [scores[image] for image in made] for name, made in images.items()}

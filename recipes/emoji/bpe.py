@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cli.parser import declare, option
 from recipes.emoji.data import read_captions
-from recipes.emoji.stage import StageOptions
+from recipes.emoji.stage import StageOptions, main, option
 
 IMAGE_FIRST = 4
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 AFTER_IMAGE = ("<eoss>", "<racm3:break>", "<reserved08706>", "<reserved08707>", "<reserved08799>")
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(StageOptions):
-    """vocabulary"""
+    """Options of the text vocabulary."""
 
-    num_embeddings: int = option("number of image codes", 1024, unit="CODES", least=1)
-    vocab_size: int = option("size of the vocabulary, image codes included", 2816, unit="TOKENS", least=1)
+    num_embeddings: int = option("number of image codes", 1024)
+    vocab_size: int = option("size of the vocabulary, image codes included", 2816)
 
 
 class Layout:
@@ -48,11 +48,6 @@ def image_token(code: int) -> str:
 def caption(style: str, name: str, keywords: list[str]) -> str:
     """Returns the prompt of one image."""
     return ", ".join([f"{style} emoji of {name}", *keywords])
-
-
-def name_in(text: str) -> str:
-    """Returns the name in a caption; an empty text if it is none."""
-    return text.partition(" emoji of ")[2].partition(", ")[0]
 
 
 def random_caption(row: dict, rng: random.Random) -> str:
@@ -106,3 +101,7 @@ def run(options: Options) -> None:
     lengths = [len(tokenizer.encode(caption(row["style"], row["name"], []))) for row in rows]
     print(json.dumps({"vocab_size": options.vocab_size, "mean_caption_tokens": sum(lengths) / len(lengths),
                       "max_caption_tokens": max(lengths)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import lines_of, read_text, reading, write_json
-from recipes.emoji.stage import StageOptions
+from recipes.emoji.stage import StageOptions as Options
+from recipes.emoji.stage import main
 
 EMOJIBASE = "emojibase-data@17.0.0"
 STYLES = {
@@ -50,9 +51,6 @@ DROPPED_WORDS = frozenset(
     "love department convenience japanese medium sign mailbox flag head shaking bacteria carp tanabata pine "
     "dolls behind cableway minibus trolleybus melting".split()
 )
-
-
-Options = StageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +219,7 @@ def run(options: Options) -> None:
 def read_captions(work: Path) -> list[dict]:
     """Returns the rows of captions.jsonl, in the order of the originals."""
     return [json.loads(line) for line in lines_of(read_text(work / "captions.jsonl"))]
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

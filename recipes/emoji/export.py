@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,27 +14,27 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from adt_tree.errors import UserError
-from cli.parser import declare, option
+from eval.metrics.recogniser import GALLERY
 from models.checkpoint.files import read_json, write_json
 from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, scatter
 from recipes.emoji.bpe import Layout, image_token
 from recipes.emoji.data import sha256
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.recognise import GALLERY, write_gallery
+from recipes.emoji.recognise import write_views
 from recipes.emoji.restore import STATE, write_state
-from recipes.emoji.stage import StageOptions
+from recipes.emoji.stage import StageOptions, main, option
 from recipes.emoji.target import saved_state
 from recipes.emoji.tokenizer import VQ
 
 SHARD_BYTES = 16_000_000
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(StageOptions):
-    """checkpoint"""
+    """Options of the export."""
 
-    out: str = option("folder of the checkpoint", "ckpts/emoji", unit="DIR")
+    out: str = option("folder of the checkpoint", "ckpts/emoji")
 
 
 def vocabulary_map(num_codes: int, vocab: dict[str, int]) -> dict[str, int]:
@@ -99,7 +100,7 @@ def run(options: Options) -> None:
     write_json(out / "config.json", model_config(shape, tokenizer["config"], vocab))
     generation = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "use_cache": True}
     write_json(out / "generation_config.json", generation)
-    write_gallery(Pictures(work), out / GALLERY)
+    write_views(Pictures(work), out / GALLERY)
     sums = read_json(work / "checksums.json")
     others = (out / name for name in (STATE, GALLERY, "text_tokenizer.json", "config.json"))
     files = [*shards, *sorted(out.glob("drafter/*")), *others]
@@ -107,3 +108,7 @@ def run(options: Options) -> None:
     write_json(out / "checksums.json", sums)
     size = sum(path.stat().st_size for path in shards)
     print(json.dumps({"out": str(out), "bytes": size, "shards": len(shards)}))
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

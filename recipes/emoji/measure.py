@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from cli.parser import declare, option
 from recipes.emoji import target
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import use_device
+from recipes.emoji.stage import main, option, use_device
 from recipes.emoji.tokenizer import Tokenizer, figures
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(target.Options):
-    """measurement"""
+    """Options of the target, and of the measurement."""
 
-    num_pictures: int = option("pictures of each stream, such as held-out pairs", 384, unit="N", least=1)
+    num_pictures: int = option("pictures of each stream, such as held-out pairs", 384)
 
 
 def run(options: Options) -> None:
@@ -33,3 +33,7 @@ def run(options: Options) -> None:
     print(
         json.dumps({"tokenizer": figures(Tokenizer.load(work, device), fresh), "target": {**state, **losses}})
     )
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

@@ -75,7 +75,7 @@ class Pictures:
     def __init__(self, work: Path) -> None:
         """Raises UserError if the data stage has not been run there."""
         if not (work / "originals.npy").exists():
-            raise UserError(f"{work} holds no originals.npy: run `train_emoji data --work_dir {work}`")
+            raise UserError(f"{work} holds no originals.npy: run recipes.emoji.data with this --work_dir")
         self.originals = np.load(work / "originals.npy", mmap_mode="r")
         self.rows = read_captions(work)
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
-from cli.parser import declare, option
 from recipes.emoji.bpe import caption
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import StageOptions
+from recipes.emoji.stage import StageOptions, main, option
 
 NUM_PAIRS = 8  # trained pairs in the bench, and in the development prompts; each has as many held-out pairs
 NUM_CONTACT = 40  # trained pairs on the contact sheet, which shows all held-out pairs after them
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(StageOptions):
-    """prompt files"""
+    """Options of the prompt files."""
 
-    out_dir: str = option("folder of the prompt files", "configs", unit="DIR")
-    num_prompts: int = option("prompts in WORK_DIR/drafter_prompts.txt", 5000, unit="N", least=1)
-    num_kept: int = option("how many of these to write to OUT_DIR as well", 800, unit="N", least=0)
+    out_dir: str = option("folder of the prompt files", "configs")
+    num_prompts: int = option("prompts in WORK_DIR/drafter_prompts.txt", 5000)
+    num_kept: int = option("how many of these to write to OUT_DIR as well", 800)
 
 
 def prompts_by_file(pictures: Pictures) -> dict[str, list[str]]:
@@ -56,3 +56,7 @@ def run(options: Options) -> None:
     for path, texts in files.items():
         path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     print(json.dumps({str(path): len(texts) for path, texts in files.items()}))
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

@@ -7,6 +7,7 @@ text vocabulary are not part of a checkpoint: the stages `data` and `bpe` make t
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,14 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from adt_tree.errors import UserError
-from cli.parser import declare, option
 from models.checkpoint.files import replacing
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig
 from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, gather
 from recipes.emoji.codes import digest
-from recipes.emoji.stage import StageOptions, save_checkpoint
+from recipes.emoji.stage import StageOptions, main, option, save_checkpoint
 from recipes.emoji.target import SAVED
 from recipes.emoji.tokenizer import VQ, Tokenizer
 
@@ -31,11 +31,11 @@ TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(StageOptions):
-    """checkpoint"""
+    """Options of the restored checkpoint."""
 
-    start: str = option("folder that `train_emoji export` wrote", "ckpts/emoji", unit="DIR")
+    start: str = option("folder that recipes.emoji.export wrote", "ckpts/emoji")
 
 
 def write_state(folder: Path, tokenizer: dict, target: dict) -> None:
@@ -58,7 +58,7 @@ def run(options: Options) -> None:
         if (work / name).exists():
             raise UserError(f"{work / name} exists: remove it, or give another --work_dir")
     if not (folder / STATE).exists():
-        raise UserError(f"{folder} has no {STATE}: give a folder that `train_emoji export` wrote")
+        raise UserError(f"{folder} has no {STATE}: give a folder that recipes.emoji.export wrote")
     with safe_open(folder / STATE, "pt") as file:
         count, counters = file.get_tensor("count"), json.loads(file.metadata()["kept"])
     config = counters["tokenizer"]["config"]
@@ -75,3 +75,7 @@ def run(options: Options) -> None:
     start = {"codes": digest(tokenizer), "fresh_from": counters["target"]["step"]}
     save_checkpoint(work / SAVED, {"model": decoder, **start, **counters["target"]})
     print(json.dumps({"written": [str(work / "tokenizer.pt"), str(work / SAVED)], **counters["target"]}))
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

@@ -15,7 +15,9 @@ import dataclasses
 import json
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer as TextTokenizer
@@ -24,14 +26,13 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from adt_tree.errors import UserError, as_seed, refuse_other
-from cli.parser import declare, option
 from models.checkpoint.files import append_json
 from models.decoder.config import DecoderConfig
 from models.decoder.transformer import Decoder
 from recipes.emoji.bpe import IMAGE_FIRST, Layout, caption
 from recipes.emoji.codes import Codes
 from recipes.emoji.pictures import Picture, Pictures
-from recipes.emoji.stage import TrainedOptions, load_checkpoint, save_checkpoint, use_device
+from recipes.emoji.stage import TrainedOptions, load_checkpoint, main, option, save_checkpoint, use_device
 from recipes.emoji.tokenizer import Tokenizer
 from training.muon import muon_and_adamw
 
@@ -43,29 +44,25 @@ SAVED, LOG = "target.pt", "losses_target.jsonl"
 STREAM = "train0"  # name of the stream of training pictures, on which every picture depends
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(TrainedOptions):
-    """target"""
+    """Options of the target."""
 
-    max_pictures: int = option("pictures to train on, earlier runs included", 300_000, unit="N", least=1)
-    decay_pictures: int = option(
-        "last pictures, over which the learning rates fall to 0", 0, unit="N", least=0
-    )
-    precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
+    max_pictures: int = option("pictures to train on, earlier runs included", 300_000)
+    decay_pictures: int = option("last pictures, over which the learning rates fall to 0", 0)
+    precision: Literal["fp32", "bf16"] = option("bf16: autocast, and Muon's iterations in bf16", "fp32")
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
-    validate_steps: int = option("steps between validations", 750, unit="N", least=1)
-    batch_size: int = option("pictures per step", 16, unit="N", least=1)
-    muon_lr: float = option("learning rate of hidden matrices", 6e-3, unit="LR", above=0)
-    adam_lr: float = option("learning rate of embedding, head and norms", 3e-3, unit="LR", above=0)
-    weight_decay: float = option("a step shrinks hidden matrices by W * muon_lr", 0.02, unit="W", least=0)
-    dropped: float = option(
-        "share of prompts that training replaces by an empty one", 0.1, unit="SHARE", least=0, most=1
-    )
-    hidden_size: int = option("width of the decoder", 256, unit="N", least=1)
-    num_layers: int = option("layers of the decoder", 10, unit="N", least=1)
-    num_heads: int = option("attention heads of a layer", 4, unit="N", least=1)
-    intermediate_size: int = option("width of a layer's MLP", 704, unit="N", least=1)
-    max_positions: int = option("longest sequence, in tokens", 512, unit="N", least=1)
+    validate_steps: int = option("steps between validations", 750)
+    batch_size: int = option("pictures per step", 16)
+    muon_lr: float = option("learning rate of hidden matrices", 6e-3)
+    adam_lr: float = option("learning rate of embedding, head and norms", 3e-3)
+    weight_decay: float = option("W: a step shrinks hidden matrices by W * muon_lr", 0.02)
+    dropped: float = option("share of prompts that training replaces by an empty one", 0.1)
+    hidden_size: int = option("width of the decoder", 256)
+    num_layers: int = option("layers of the decoder", 10)
+    num_heads: int = option("attention heads of a layer", 4)
+    intermediate_size: int = option("width of a layer's MLP", 704)
+    max_positions: int = option("longest sequence, in tokens", 512)
 
 
 class Prompts:
@@ -255,7 +252,7 @@ def saved_state(work: Path) -> dict:
     """Returns the state that the stage has saved. Raises UserError if there is none."""
     if saved := load_checkpoint(work / SAVED):
         return saved
-    raise UserError(f"{work} has no {SAVED}: run `train_emoji target --work_dir {work}`")
+    raise UserError(f"{work} has no {SAVED}: run recipes.emoji.target with this --work_dir")
 
 
 def run(options: Options) -> None:
@@ -284,3 +281,7 @@ def run(options: Options) -> None:
             if trainer.step % options.save_steps == 0 or done:
                 save_checkpoint(work / SAVED, trainer.payload(spent))
     print(json.dumps({"steps": trainer.step, "pictures": trainer.num_pictures, "written": str(work / SAVED)}))
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,13 +20,12 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from adt_tree.errors import UserError, as_seed
-from cli.parser import declare, option
 from models.checkpoint.files import append_json
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from recipes.emoji.codebook import Codebook
 from recipes.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import TrainedOptions, load_checkpoint, save_checkpoint, use_device
+from recipes.emoji.stage import TrainedOptions, load_checkpoint, main, option, save_checkpoint, use_device
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # prefix of the VQGAN's tensors in a checkpoint
@@ -34,30 +34,25 @@ WARMUP = 0.02  # share of the run over which the learning rate rises
 SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
 
 
-@declare
+@dataclass(frozen=True, kw_only=True)
 class Options(TrainedOptions):
-    """VQ tokenizer"""
+    """Options of the VQ tokenizer."""
 
-    save_steps: int = 500
-    steps: int = option("steps, earlier runs included", 8000, unit="N", least=1)
-    batch_size: int = option("pictures per step", 8, unit="N", least=1)
-    learning_rate: float = option("highest learning rate", 2e-3, unit="LR", above=0)
-    perceptual: float = option("weight of the perceptual loss", 1.0, unit="W", least=0)
-    flat: float = option(
-        "weight of the loss that gives cells of the same flat colour the same vector", 0.5, unit="W", least=0
+    save_steps: int = option("steps between saved states", 500)
+    steps: int = option("steps, earlier runs included", 8000)
+    batch_size: int = option("pictures per step", 8)
+    learning_rate: float = option("highest learning rate", 2e-3)
+    perceptual: float = option("weight of the perceptual loss", 1.0)
+    flat: float = option("weight of the loss that gives cells of the same flat colour the same vector", 0.5)
+    base_channels: int = option("channels of the first level", 32)
+    channel_multiplier: list[int] = field(
+        default_factory=lambda: [1, 1, 2], metadata={"help": "width of each level"}
     )
-    base_channels: int = option("channels of the first level", 32, unit="N", least=1)
-    channel_multiplier: tuple[int, ...] = option("width of each level", (1, 1, 2), unit="N", least=1)
-    num_embeddings: int = option("number of codes", 1024, unit="CODES", least=1)
-    embed_dim: int = option("width of a latent vector", 32, unit="N", least=1)
-    warmup_steps: int = option("steps before the codebook is used", 1200, unit="N", least=0)
-    rate_steps: int = option("steps over which --rate rises from 0", 600, unit="N", least=1)
-    rate: float = option(
-        "penalty of rare codes: a code's squared distance grows by X * -log(share of the code)",
-        8.0,
-        unit="X",
-        least=0,
-    )
+    num_embeddings: int = option("number of codes", 1024)
+    embed_dim: int = option("width of a latent vector", 32)
+    warmup_steps: int = option("steps before the codebook is used", 1200)
+    rate_steps: int = option("steps over which --rate rises from 0", 600)
+    rate: float = option("X: a code's squared distance grows by X * -log(share of the code)", 8.0)
 
 
 class Tokenizer:
@@ -78,7 +73,7 @@ class Tokenizer:
         """Loads tokenizer.pt of a work folder. Raises UserError if there is none."""
         saved = load_checkpoint(work / SAVED)
         if saved is None:
-            raise UserError(f"{work} has no {SAVED}: run `train_emoji tokenizer --work_dir {work}`")
+            raise UserError(f"{work} has no {SAVED}: run recipes.emoji.tokenizer with this --work_dir")
         tokenizer = cls(VQConfig(**saved["config"]), saved["rate"], device)
         tokenizer.model.load_state_dict(saved["model"])
         tokenizer.book.load_state_dict(saved["book"])
@@ -265,3 +260,7 @@ def run(options: Options) -> None:
                 progress = {"step": trainer.step, "spent_s": round(spent, 1), "rate": trainer.rate}
                 append_json(work / LOG, {**progress, **sums, **measured})
     print(json.dumps({"steps": trainer.step, **figures(trainer.tokenizer, fresh)}))
+
+
+if __name__ == "__main__":
+    main(Options, run, __doc__)

@@ -19,7 +19,6 @@ from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
 from cli.parser import with_flags
-from cli.train_emoji import STAGES, stage_of
 from main import COMMANDS, module_of
 from tests.support.refusal import refusal
 
@@ -251,13 +250,13 @@ def test_train_drafter_refuses_what_it_would_not_read(words: str, says: str) -> 
         train_drafter.check(train_drafter.Options.parse(words.split()))
 
 
-@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "train_emoji"), *STAGES])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained_and_states_its_default(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = stage_of(name).Options if name in STAGES else module_of(name).Options
+    command = module_of(name).Options
     with pytest.raises(SystemExit):
-        command.parse(["--help"], f"main.py {name}", COMMANDS.get(name, ""))
+        command.parse(["--help"], f"main.py {name}", COMMANDS[name])
     text = capsys.readouterr().out
     assert "default: None" not in text and "MISSING" not in text
     for item in fields(command):

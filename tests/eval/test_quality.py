@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from eval.columns import COLUMNS, over_images
+from eval.metrics.recogniser import GALLERY, Recogniser, write_gallery
 from models.registry import EMOJI
-from recipes.emoji.recognise import GALLERY, recogniser, write_gallery
 from storage.prompts import BENCH_FILE
 from tests.conftest import Refused, Result
 from tests.support.checkpoints import Checkpoints, load
@@ -36,17 +35,17 @@ def test_ends_of_intervals_with_signs(key: str, ends: list[float], text: str) ->
 def test_recognition_sees_what_it_should() -> None:
     """Stored images of the AR baseline at two seeds, against noise and against images of other prompts."""
     model, stored = load("emoji", need_drafter=False), tensors("quality")
-    recognise = recogniser(EMOJI.target_folder / GALLERY)
+    recognised = Recogniser(EMOJI.target_folder / GALLERY).recognised
     noise = torch.randint(model.num_codes, stored["ar"].shape, generator=torch.Generator().manual_seed(0))
     pixels = {
         name: np.stack([np.asarray(model.image(row)) for row in codes.tolist()])
         for name, codes in {**stored, "noise": noise}.items()
         if not name.endswith("nll")
     }
-    found = {name: recognise(images, PROMPTS * SEEDS) for name, images in pixels.items()}
-    wrong = recognise(pixels["ar"], (PROMPTS[1:] + PROMPTS[:1]) * SEEDS)[1]
-    unknown = recognise(pixels["ar"][:2], ["noto emoji of nothing known", "cat"])[1]
-    assert np.mean(found["ar"][1]) > 0.7 and np.mean(found["noise"][1]) < 0.2 and np.mean(wrong) < 0.2
+    found = {name: recognised(images, PROMPTS * SEEDS) for name, images in pixels.items()}
+    wrong = recognised(pixels["ar"], (PROMPTS[1:] + PROMPTS[:1]) * SEEDS)
+    unknown = recognised(pixels["ar"][:2], ["noto emoji of nothing known", "cat"])
+    assert np.mean(found["ar"]) > 0.7 and np.mean(found["noise"]) < 0.2 and np.mean(wrong) < 0.2
     assert unknown == [None, None]
 
 
@@ -68,8 +67,7 @@ def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
     prompts name one."""
     tiny = checkpoints["emoji"].copied(tmp_path / "tiny")
     originals = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
-    pictures = [{"index": index, "name": name} for index, name in enumerate(("red heart", "pizza"))]
-    write_gallery(SimpleNamespace(rows=pictures, originals=originals), tiny.path / GALLERY)
+    write_gallery(tiny.path / GALLERY, originals, ["red heart", "pizza"])
     (tmp_path / "p.txt").write_text("noto emoji of red heart\nfluent emoji of pizza, round\ncat\n")
     fixed = [*tiny.words(), "--prompt", str(tmp_path / "p.txt"), "--output_dir", str(tmp_path / "o")]
     return ["bench", *fixed, "--quality"]

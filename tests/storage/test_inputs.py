@@ -19,7 +19,6 @@ from PIL import Image
 from adt_tree.errors import UserError
 from cli.generate_images import Options
 from cli.parser import PATHS
-from cli.train_emoji import STAGES, stage_of
 from eval.metrics.pictures import read_image
 from main import COMMANDS, module_of
 from storage.prompts import read_file
@@ -99,13 +98,13 @@ def test_plain_words_of_yaml_are_texts(tmp_path: Path, text: str) -> None:
     assert (options.prompt, options.lantern, options.set_seed) == (text, True, False)
 
 
-@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name != "train_emoji"), *STAGES])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_path_may_begin_with_the_home_folder(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").touch()  # --config reads it
-    command = stage_of(name).Options if name in STAGES else module_of(name).Options
+    command = module_of(name).Options
     groups = [group for group in command.__mro__ if is_dataclass(group)]  # a subclass changes only defaults
     for item in (item for group in groups for item in fields(group) if item.metadata):
         if item.metadata["unit"] in PATHS:
