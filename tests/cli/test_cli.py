@@ -103,26 +103,6 @@ def test_code_outside_of_git_is_no_clean_checkout(
     assert origin["commit"] is origin["dirty"] is origin["changes"] is None
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "generate_image",
-        "memory --precision int3",
-        "memory x1",
-        "check_ckpts chameleon",
-        "check_ckpts emoji anole --model_path some_folder",
-        "check_ckpts emoji --vq_path some_file",
-        "check_ckpts emoji --model anole",
-        "generate_codebook --batch_size 4",
-        "generate_train_data --model glm_image --features",
-        "extract_code --model glm_image --features",
-        "generate_images --method ar --heatmaps 2",
-    ],
-)
-def test_unknown_commands_and_choices(refused: Refused, words: str) -> None:
-    assert words.split()[-1] in refused(*words.split())
-
-
 def test_overviews(run: Run) -> None:
     for words in ((), ("--help",)):
         status, out, err = run(*words)

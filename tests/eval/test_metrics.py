@@ -16,7 +16,7 @@ from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet, inception_score, kid
 from eval.metrics.metric_weights import VGG16, weights_file
 from eval.metrics.networks import library
-from tests.models.test_hostile_files import CONTENTS, MARK
+from tests.models.test_refusals import CONTENTS, MARK
 from tests.support import metric_checkpoints as tiny
 from tests.support.golden import close, tensors
 from tests.support.metric_checkpoints import narrow
