@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures EAGLE-2 and ADT-Tree, each with and without LANTERN, against the AR baseline at temperatures 0 and 1: first by the
-# published rejection rule, then by the coupled rule. Prints the tables beside the paper's and writes the plot runs/NAME-MODEL/NAME-MODEL_speed.png. table1_coco.sh and table2_parti.sh call this script.
+# Measures and prints the table of table1_coco.sh or table2_parti.sh, which call it, beside the paper's: first by the published
+# rejection rule, then by the coupled rule. Writes the plot runs/NAME-MODEL/NAME-MODEL_speed.png.
 # Usage: MODEL=... bash scripts/speed_table.sh NAME PAPER_TABLE PROMPTS EMOJI_PROMPTS [options of `main.py bench`]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -63,7 +63,7 @@ USERS = {
     "glm": ("models/codecs/glm_pixels.py",),
     "ray": ("serve/ray_app.py",),
     "serve": ("serve/*.py",),
-    "train": ("recipes/emoji/*.py",),
+    "train": ("recipes/emoji/*.py", "eval/metrics/networks.py"),
     "dev": ("serve/locustfile.py",),
 }
 # Imported where the user has installed it; needed by packages of an extra, in a build that fits torch.

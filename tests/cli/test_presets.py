@@ -11,7 +11,7 @@ import pytest
 from cli.generate_images import Options
 from cli.method_options import method_from
 from cli.train_drafter import Options as Training
-from main import COMMANDS, module_of, pick
+from main import COMMANDS, module_of
 from models.published import CKPTS
 from tests.support.runs import ROOT
 
@@ -51,7 +51,8 @@ def command_lines(text: str) -> list[tuple[str, str]]:
 def parse(command: str, words: str) -> None:
     """Parses a command line as main.py does, and for generate_images also makes its method."""
     given = [word for word in shlex.split(words) if word not in ("...", "--help")]
-    options = module_of(pick("main.py", command, COMMANDS)).Options.parse(given)
+    assert command in COMMANDS
+    options = module_of(command).Options.parse(given)
     if isinstance(options, Options):
         method_from(options)
 
