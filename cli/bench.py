@@ -173,7 +173,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import recogniser_of, resolved_options, with_checkpoint_sampling
     from eval import columns, tables
     from eval.harness import measure
-    from eval.profile import memory, profile
+    from eval.profile import drafter_share, memory, profile
     from eval.quality import score
     from models.checkpoint.files import write_json
     from storage.measurements import Measurements
@@ -192,18 +192,20 @@ def run(options: Options) -> None:
     folder = Path(options.output_dir)
     store = Measurements(folder, fingerprint, stored_options)
     measured = measure(decoders, requests, store, options.warmup, model.device)
-    scores = None
+    scores, texts = None, {prompt.name: prompt.text for prompt in prompts}
     if options.quality:
-        texts = {prompt.name: prompt.text for prompt in prompts}
         guidance = next(iter(chosen.values())).sampling.guidance
         scores = score(model, guidance, requests, texts, measured, recogniser)
+    share = drafter_share(model)
     result: dict[str, Any] = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",
         "environment": environment,
         "options": stored_options,
         "prompts": len(prompts),
         "rows": [
-            columns.row(columns.Comparison(item, measured[item.name], measured[item.baseline], scores))
+            columns.row(
+                columns.Comparison(item, measured[item.name], measured[item.baseline], scores, texts, share)
+            )
             for item in decoders
         ],
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from eval.quality import Quality
     from storage.measurements import Measured
 
-PROJECTED = "anole"  # the family whose dimensions the projected speed-up is for
 Row = Mapping[str, Any]  # of a stored result, by the columns' keys
 Interval = tuple[float, float]
 
@@ -33,9 +31,13 @@ class Comparison:
         measured: Sequence[Measured],
         baseline: Sequence[Measured],
         scores: Mapping[str, Sequence[Quality]] | None = None,
+        texts: Mapping[str, str] | None = None,
+        drafter_share: float = 0.0,
     ) -> None:
-        """measured, baseline: one entry per batch of prompts. scores: of the images of all configurations."""
-        self.configuration = configuration
+        """measured, baseline: one entry per batch of prompts. scores: of the images of all configurations.
+        texts: the prompts by the names of images; None: every image has another one. drafter_share: what a
+        pass of the model's drafter reads, over a pass of the target; 0 if it has none."""
+        self.configuration, self.drafter_share = configuration, drafter_share
         names = (configuration.name, configuration.baseline)
         self.scores, self.scores_of_ar = ((scores or {}).get(name, ()) for name in names)
         self.seconds = np.array([entry.seconds for entry in measured])  # per image
@@ -44,6 +46,8 @@ class Comparison:
         self.images = [image for entry in measured for image in entry.images]
         self.steps = [step for image in self.images for step in image.steps]
         self.expected = {image.name: image.codes for entry in baseline for image in entry.images}
+        texts = texts or {}
+        self.prompts = [texts.get(image.name, image.name) for image in self.images]
 
     def mean(self, name: str) -> float:
         """Returns the mean over images of an attribute of Decoded."""
@@ -56,9 +60,9 @@ class Comparison:
     def projected(self) -> float:
         """Returns the speed-up where a pass takes the time of reading its weights, however many rows it has:
         tau / (1 + calls * c), with calls passes of the drafter per pass of the target, of which each reads
-        the share c of the target's weights."""
+        the share c of the target's weights, in the model measured."""
         calls = self.mean("drafter_calls") / max(self.mean("target_calls"), 1)
-        return tau(self.images) / (1 + calls * drafter_share())
+        return tau(self.images) / (1 + calls * self.drafter_share)
 
     def nlls(self) -> np.ndarray:
         """Returns the mean -log p of the codes of each image."""
@@ -69,8 +73,9 @@ class Comparison:
         return self.nlls() - np.array([image.nll for image in self.scores_of_ar])
 
     def recognised(self) -> np.ndarray:
-        """Returns 1 for each recognised image and 0 for the others whose prompts name anything known."""
-        return np.array([float(image.recognised) for image in self.scores if image.recognised is not None])
+        """Returns 1 for each recognised image, 0 for the others, NaN where the prompt names nothing known."""
+        found = [np.nan if image.recognised is None else float(image.recognised) for image in self.scores]
+        return np.array([] if np.isnan(found).all() else found)
 
     def same_codes(self) -> np.ndarray:
         """Returns the share of each image's codes that are those of the AR baseline. Empty for methods with
@@ -79,36 +84,28 @@ class Comparison:
         images = self.images if self.scores and shared else ()
         return np.array([np.mean(np.equal(image.codes, self.expected[image.name])) for image in images])
 
+    def by_prompt(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Returns the mean of the images' values for each prompt, without prompts whose values are NaN. The
+        images of one prompt are not independent, but prompts are."""
+        groups: dict[str, list[float]] = {}
+        for prompt, value in zip(self.prompts, values, strict=True):
+            if not np.isnan(value):
+                groups.setdefault(prompt, []).append(value)
+        return np.array([np.mean(group) for group in groups.values()])
+
+    def mean_interval(self, values: np.ndarray) -> Interval:
+        """Returns the bootstrap 95 % interval over prompts of the mean of the images' values."""
+        return interval((self.by_prompt(values),), np.mean)
+
     def tau_interval(self) -> Interval:
-        """Returns the 95 % interval of tau over images."""
-        codes = np.array([sum(step.accepted + 1 for step in image.steps) for image in self.images])
-        calls = np.array([max(len(image.steps), 1) for image in self.images])
+        """Returns the 95 % interval of tau over prompts."""
+        codes = [sum(step.accepted + 1 for step in image.steps) for image in self.images]
+        calls = [max(len(image.steps), 1) for image in self.images]
 
         def ratio(codes: np.ndarray, calls: np.ndarray, axis: int) -> np.ndarray:
             return codes.sum(axis) / calls.sum(axis)
 
-        return interval((codes, calls), ratio)
-
-
-def over_images(values: np.ndarray) -> Interval:
-    """Returns the bootstrap 95 % interval of the mean of values of images."""
-    return interval((values,), np.mean)
-
-
-def over_shares(values: np.ndarray) -> Interval:
-    """Returns Wilson's 95 % interval of a share of images. values: 1 or 0 for each."""
-    from scipy.stats import binomtest
-
-    found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
-
-
-@cache
-def drafter_share() -> float:
-    """Returns c of the projected speed-up: what a pass of PROJECTED's drafter reads, over a target's pass."""
-    from models import footprint  # imports torch
-
-    return footprint.drafter_share(footprint.published_dimensions(PROJECTED))
+        return interval((self.by_prompt(codes), self.by_prompt(calls)), ratio)
 
 
 def interval(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any]) -> Interval:
@@ -147,20 +144,14 @@ class Column:
         return text if ends[0] == ends[1] else f"{text} ({low}{' to ' if low[0] in '+-' else '-'}{high})"
 
 
-def mean_column(
-    key: str,
-    heading: str,
-    values: Callable[[Comparison], np.ndarray],
-    form: str,
-    ends: Callable[[np.ndarray], Interval] = over_images,
-) -> Column:
-    """Returns the optional column of the mean of several values, with the interval `ends` of that mean."""
+def mean_column(key: str, heading: str, values: Callable[[Comparison], np.ndarray], form: str) -> Column:
+    """Returns the optional column of the mean over images, with its interval over prompts."""
 
     def mean(comparison: Comparison) -> float | None:
         found = values(comparison)
-        return float(found.mean()) if len(found) else None
+        return float(np.nanmean(found)) if len(found) else None
 
-    return Column(key, heading, mean, form, lambda c: ends(values(c)), optional=True)
+    return Column(key, heading, mean, form, lambda c: c.mean_interval(values(c)), optional=True)
 
 
 SETTINGS = ("method", "temperature", "total_token", "batch_size")  # the columns that tell rows apart
@@ -190,25 +181,25 @@ COLUMNS = {
         Column("same_image", "= AR", Comparison.same_image, "{:.0%}"),
         mean_column("nll", "NLL", Comparison.nlls, "{:.3f}"),
         mean_column("nll_over_ar", "NLL - ar", Comparison.nlls_over_ar, "{:+.3f}"),
-        mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}", over_shares),
+        mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}"),
         mean_column("same_codes", "codes = AR", Comparison.same_codes, "{:.0%}"),
     )
 }  # fmt: skip
-LEGEND = (
-    "speed-up: seconds of the AR baseline divided by the method's, median over batches of prompts with "
-    "its bootstrap 95 % interval, which needs several batches; projected: not measured, the speed-up if a "
-    "pass with many nodes takes as long as with one, tau / (1 + calls x c), with the drafter's passes per "
-    "target pass and what one of them reads over what a target pass reads, at Anole's size; tau: codes "
-    "per target call, with its interval over images; depth, drafted: levels and nodes of a tree, on "
-    "average; calls and seconds: per image; = AR: share of images equal to the AR baseline's, code for "
-    "code. With --quality, ar is measured at other seeds too (row ar, other seeds): the floor of NLL, "
-    "recognised and codes = AR, where it shows agreement by chance. NLL: mean of -log p per code under "
-    "the guided model at temperature 1, with its interval over images, taken as independent; NLL - ar: "
-    "mean over images of its difference from that of ar for the same prompt and seed; recognised: share, "
-    "of images whose prompts name an original, whose nearest original by features of EfficientNet-Lite0 "
-    "at 128 px has that name; codes = AR: share of codes, for methods that share ar's random numbers. A "
-    "value that does not apply is left out."
-)
+LEGEND = """\
+- **speed-up**: seconds of `ar` divided by the method's, the median over batches of prompts.
+- **projected**: not measured: the speed-up if a pass over many nodes takes as long as over one, which is
+  tau / (1 + calls x c). *calls* are the drafter's passes per pass of the model, and *c* is what one of them
+  reads, over what the model reads.
+- **tau**: codes per pass of the model (target call).
+- **depth**, **drafted**: levels and nodes of a tree, on average. **calls**, **seconds**: per image.
+- **= AR**: share of images that equal `ar`'s, code for code.
+- **NLL**: mean of -log p per code under the guided model at temperature 1. **NLL - ar**: its mean difference
+  from that of `ar` for the same prompt and seed. The row *ar, other seeds* shows what chance alone does.
+- **recognised**: share of images, of those whose prompts name an original, whose nearest original has that
+  name, by features of EfficientNet-Lite0 at 128 px.
+- **codes = AR**: share of codes that equal `ar`'s, for methods that share its random numbers.
+- Intervals are bootstrap 95 % intervals over prompts, of speed-up over batches of prompts. A value that does
+  not apply is left out."""
 
 
 def row(comparison: Comparison) -> dict[str, Any]:

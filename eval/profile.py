@@ -128,6 +128,12 @@ def weights_read(model: Model) -> dict[str, float]:
         "read_ms": round(1e3 * values * per_value / bandwidth, 3),
     }
     if model.drafter_net is not None:
-        share = footprint.drafter_share(model.dimensions(1, Sampling(), 1, 1))
-        read["drafter_share"] = round(share, 4)
+        read["drafter_share"] = round(drafter_share(model), 4)
     return read
+
+
+def drafter_share(model: Model) -> float:
+    """Returns what a pass of the model's drafter reads, over a pass of the target; 0 if it has none."""
+    if model.drafter_net is None:
+        return 0.0
+    return footprint.drafter_share(model.dimensions(1, Sampling(), 1, 1))

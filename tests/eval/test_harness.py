@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tqdm import tqdm
 
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
-from eval.columns import Comparison, drafter_share, row
+from eval.columns import Comparison, row
 from eval.harness import SLICE, Configuration, interleaved, measure, portions
 from storage.measurements import Measured, Measurements
 from tests.eval.test_bench import image
@@ -107,11 +108,12 @@ def test_a_row() -> None:
     baseline's."""
     baseline = [Measured(s, [image(n)]) for n, s in (("0", 2.0), ("1", 3.0), ("2", 4.0))]
     measured = [Measured(1.0, [image("0")]), Measured(1.0, [image("1", (1, 3))]), Measured(4.0, [image("2")])]
-    summary = row(Comparison(Configuration("adt-tree", 1.0, 1, 8, (("adt_beta", 0.3),)), measured, baseline))
+    configuration = Configuration("adt-tree", 1.0, 1, 8, (("adt_beta", 0.3),))
+    summary = row(Comparison(configuration, measured, baseline, drafter_share=0.2))
     assert summary["SR"] == 2 and summary["SR_95"] == [1, 3] and summary["median_s"] == 1
     assert summary["images_per_min"] == 30 and summary["same_image"] == 0.6667
     assert summary["step_ms"] == 0.125
-    assert summary["projected"] == pytest.approx(2 / (1 + 1.5 * drafter_share()), abs=1e-4)
+    assert summary["projected"] == pytest.approx(2 / (1 + 1.5 * 0.2), abs=1e-4)
     assert (summary["total_token"], summary["varied"]) == (8, {"adt_beta": 0.3})
     assert json.loads(json.dumps(summary)) == summary
 
@@ -127,6 +129,18 @@ def test_the_interval_of_tau_weighs_images_by_their_steps() -> None:
     assert (row(comparison)["tau"], comparison.tau_interval()) == (1.6, (1, 4))
     comparison = Comparison(Configuration("self-draft", 1.0, 1), measured[:1], measured[:1])
     assert comparison.tau_interval() == (4, 4)
+
+
+def test_images_of_one_prompt_count_as_one() -> None:
+    """Four images of two prompts: the interval is that of two values, and of one prompt it has no width."""
+    measured = [Measured(1.0, [image(name)]) for name in ("a", "b", "a.1", "b.1")]
+    values = np.array([1.0, 5.0, 3.0, 7.0])
+    texts = {"a": "cat", "a.1": "cat", "b": "dog", "b.1": "dog"}
+    two = Comparison(Configuration("ar", 1.0, 1), measured, measured, texts=texts)
+    assert list(two.by_prompt(values)) == [2, 6] and two.mean_interval(values) == (2, 6)
+    one = Comparison(Configuration("ar", 1.0, 1), measured, measured, texts=dict.fromkeys(texts, "cat"))
+    assert one.mean_interval(values) == (4, 4)
+    assert list(two.by_prompt(np.array([1.0, np.nan, 3.0, np.nan]))) == [2]
 
 
 def test_portions_keep_slots_full() -> None:

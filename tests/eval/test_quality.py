@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from eval.columns import COLUMNS, over_images
+from eval.columns import COLUMNS, interval
 from eval.metrics.recogniser import GALLERY, Recogniser, write_gallery
 from models.registry import EMOJI
 from storage.prompts import BENCH_FILE
@@ -54,11 +54,11 @@ def test_paired_intervals_are_narrower() -> None:
     ar, gsd = (tensors("quality")[name].numpy() for name in ("ar_nll", "gsd_nll"))
 
     def width(values: np.ndarray) -> float:
-        low, high = over_images(values)
+        low, high = interval((values,), np.mean)
         return high - low
 
     assert width(gsd - ar) < 0.8 * (width(gsd) ** 2 + width(ar) ** 2) ** 0.5
-    assert over_images(gsd - ar)[0] > 0
+    assert interval((gsd - ar,), np.mean)[0] > 0
 
 
 @pytest.fixture
