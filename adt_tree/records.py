@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One target call of one image: a line of steps.jsonl."""
+    """One target call of one image."""
 
     position: int  # of the first cell that the step committed; row ends are cells, too
     row: int  # of that position, in the raster

@@ -42,7 +42,7 @@ from cli.options import (
 from cli.parser import as_written, declare, option
 from cli.relaxed import LanternOptions, RowOptions
 from models.registry import PUBLISHED, SPECS
-from storage.prompts import BENCH_FILE, Prompt, load_prompts, make_requests, repeated
+from storage.prompts import BENCH_FILE, Prompt, PromptSettings, load_prompts, make_requests, repeated
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -322,7 +322,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
 
     refuse_several()
     if not options.random_weights:
-        prompts = load_prompts(options, BENCH_FILE)
+        prompts = load_prompts(PromptSettings.of(vars(options)), BENCH_FILE)
         return model_from_options.load(options, need_drafter), prompts
     from adt_tree.pipeline import Pipeline
     from eval.random_model import middle_of_image

@@ -19,7 +19,14 @@ from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions, refuse_unread
 from cli.parser import declare, option
-from storage.prompts import DEFAULT_END, Prompt, held_out_texts, load_prompts, make_requests
+from storage.prompts import (
+    DEFAULT_END,
+    Prompt,
+    PromptSettings,
+    held_out_texts,
+    load_prompts,
+    make_requests,
+)
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -48,7 +55,7 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
-    method, prompts = method_from(options), load_prompts(options)
+    method, prompts = method_from(options), load_prompts(PromptSettings.of(vars(options)))
     maps = method.drafting and not method.several_rows
     if options.heatmaps and not maps:
         reason = "decodes several rows at once" if method.several_rows else "drafts no trees"
@@ -56,42 +63,45 @@ def run(options: Options) -> None:
     if options.record and method.several_rows:
         refuse_unread(options, ("record",), "a race shows images that grow in raster order")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
+    from models.checkpoint.files import write_json
+    from storage.ownership import owned
     from storage.process import worker
-    from storage.run_folder import CODES, RASTERS, RunFolder, raster_rows
+    from storage.run_folder import RECORDS, STATISTICS, RunFolder
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
-    method = with_checkpoint_sampling(options, method, pipe)
-    why_no_pixels = pipe.model.missing_for_pixels
+    method, model = with_checkpoint_sampling(options, method, pipe), pipe.model
+    why_no_pixels = model.missing_for_pixels
     if options.heatmaps and why_no_pixels:
         refuse_unread(options, ("heatmaps",), "there are no pixels for maps")
-    if options.record and pipe.model.codec is None:
-        raise UserError(f"--record {options.record}: a race shows pixels, and {pipe.model.no_codec_message}")
-    window = (options.start_idx, options.end_idx or DEFAULT_END)
-    facts = fingerprint(options, method, pipe.model)
-    folder = RunFolder(Path(options.output_dir), window, prompts, facts, pixels=not why_no_pixels)
-    folder.check_records()
-    skipped = sum(folder.is_finished(prompt.name) for prompt in prompts)
-    share = [prompt for prompt in prompts[rank::count] if not folder.is_finished(prompt.name)]
-    images = decode(options, method, pipe, folder, share)
-    stored = {**resolved_options(options, pipe.model), RASTERS: raster_rows(pipe.model.grid)}
-    folder.start(stored)  # nothing is refused from here on
-    started = time.perf_counter()
-    store(pipe, images, folder, share, silent=rank > 0)
-    wall = time.perf_counter() - started
-    if count > 1 and share:
-        print(f"process {rank} of {count}: {len(share)} images")
-    if count > 1 and not folder.complete:
-        return  # other processes still generate images; the last of them prints the summary
-    statistics = folder.statistics()
-    if why_no_pixels:
-        print(f"{folder.root}: {CODES}/NAME.npy holds the codes of each image; {why_no_pixels}")
-    else:
-        plot(options, method, pipe, folder, prompts)
-    record(options, method, pipe, folder, prompts)
-    # Statistics are written last: where they are, everything else is there too.
-    if not folder.write_results() and rank > 0 and not share:
-        return  # this process had no image to make, and another one prints the summary
+    if options.record and model.codec is None:
+        raise UserError(f"--record {options.record}: a race shows pixels, and {model.no_codec_message}")
+    root, facts = Path(options.output_dir), fingerprint(options, method, model)
+    folder = RunFolder(root, prompts, facts, model.grid, model.num_codes, pixels=not why_no_pixels)
+    share = [prompt.name for prompt in prompts[rank::count]]
+    damaged = folder.forget_damaged(share)
+    skipped = sum(map(folder.is_finished, folder.prompts))
+    missing = [name for name in share if not folder.is_finished(name)]
+    images = decode(options, method, pipe, folder, missing)
+    with owned(root, share):
+        folder.start(resolved_options(options, model))  # nothing is refused from here on
+        if damaged:
+            print(f"warning: {len(damaged)} damaged files are made anew, {damaged[0]} first", file=sys.stderr)
+        started = time.perf_counter()
+        store(pipe, images, folder, missing, silent=rank > 0)
+        wall = time.perf_counter() - started
+        if count > 1:
+            print(f"process {rank} of {count}: {len(missing)} images")
+        if not folder.complete:
+            return  # other processes still generate images; the last of them prints the summary
+        statistics = folder.statistics()
+        if why_no_pixels:
+            print(f"{root}: {RECORDS}/NAME.json holds the codes of each image; {why_no_pixels}")
+        else:
+            plot(options, method, pipe, folder, prompts)
+        record(options, method, pipe, folder, prompts)
+        window = (options.start_idx, options.end_idx or DEFAULT_END)
+        write_json(root / STATISTICS.format(*window), statistics)
     summary = summarise(statistics, skipped, wall)
     print("\n".join(f"  {name:<14} {value}" for name, value in summary.items()))
     print(json.dumps({**summary, "output_dir": options.output_dir}))
@@ -114,7 +124,6 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "model": options.model,
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
-        **({"row_ends": "steps count them"} if model.grid.row_ends else {}),
         "precision": model.precision,
         "device": model.device.type,
         "random_seed": options.random_seed,
@@ -122,24 +131,24 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
 
 
 def decode(
-    options: Options, method: Method, pipe: Pipeline, folder: RunFolder, share: Sequence[Prompt]
+    options: Options, method: Method, pipe: Pipeline, folder: RunFolder, missing: Sequence[str]
 ) -> Iterator[Decoded]:
-    """Returns an iterator that generates the images of the share that have no record yet.
+    """Returns an iterator that generates the missing images, by their names, that have no record yet.
 
     Raises every UserError before it returns. The iterator alone holds the caches, so that their memory is
     free once it has ended.
     """
-    prompts = [prompt for prompt in share if not folder.has_record(prompt.name)]
+    prompts = [folder.prompts[name] for name in missing if not folder.has_record(name)]
     if not prompts:
         return iter(())
     requests = make_requests(pipe, prompts, options.random_seed)
-    # Another run in this folder may have generated an image by the time that its turn comes.
+    # A run with other prompts may have generated an image by the time that its turn comes.
     pending = (request for request in requests if not folder.has_record(request.name))
     return pipe.engine(method, requests, options.batch_size).decode(pending)
 
 
 def store(
-    pipe: Pipeline, images: Iterable[Decoded], folder: RunFolder, share: Sequence[Prompt], silent: bool
+    pipe: Pipeline, images: Iterable[Decoded], folder: RunFolder, missing: Sequence[str], silent: bool
 ) -> None:
     """Stores the codes of each image as soon as it is generated, then its pixels if the model has them.
 
@@ -148,9 +157,9 @@ def store(
     """
     from tqdm import tqdm
 
-    without_codes = sum(not folder.has_record(prompt.name) for prompt in share)
+    without_codes = sum(not folder.has_record(name) for name in missing)
     codes = calls = number = 0
-    with tqdm(total=len(share), unit="image", disable=silent, smoothing=0.1) as bar:
+    with tqdm(total=len(missing), unit="image", disable=silent, smoothing=0.1) as bar:
         for number, decoded in enumerate(images, start=1):
             folder.add(decoded)
             codes += sum(step.accepted + 1 for step in decoded.steps)
@@ -160,26 +169,20 @@ def store(
                 decode_pixels(pipe, folder, decoded.name)
                 bar.update()
         pipe.engines.clear()
-        for prompt in share:
-            if not folder.is_finished(prompt.name):
-                decode_pixels(pipe, folder, prompt.name)
+        for name in missing:
+            if not folder.is_finished(name):
+                decode_pixels(pipe, folder, name)
                 bar.update()
 
 
 def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:
-    """Decodes the codes in an image's record and stores the picture, or the codes if the model has no pixels.
-
-    Raises UserError if the model has no such codes, or an image has another number of them.
-    """
+    """Decodes the codes in an image's record and stores the picture, if the model has pixels."""
     from storage.process import synchronise
 
-    record, model = folder.read(name), pipe.model
-    if len(record.codes) != model.grid.size or not all(0 <= code < model.num_codes for code in record.codes):
-        raise UserError(f"the record of image {name} is damaged: delete {folder.record_path(name)}")
+    model = pipe.model
     if model.missing_for_pixels:
-        folder.finish_codes(record)
         return
-    started = time.perf_counter()
+    record, started = folder.read(name), time.perf_counter()
     if model.diffusion is None:
         image = pipe.image(record.codes)
     else:

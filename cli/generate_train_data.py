@@ -22,7 +22,7 @@ from cli.options import (
 )
 from cli.parser import declare
 from models.registry import SPECS
-from storage.prompts import DRAFTER_FILE, load_prompts, make_requests
+from storage.prompts import DRAFTER_FILE, PromptSettings, load_prompts, make_requests
 
 
 @declare
@@ -40,7 +40,7 @@ def run(options: Options) -> None:
     if options.features:
         check_guided(options, "--features")
     sampling_of(options, SPECS[options.model])  # refuses bad numbers before weights are read
-    prompts = load_prompts(options, DRAFTER_FILE)
+    prompts = load_prompts(PromptSettings.of(vars(options)), DRAFTER_FILE)
     import torch
     from tqdm import tqdm
 

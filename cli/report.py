@@ -21,8 +21,7 @@ from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
 from models.checkpoint.files import make_folder, write_atomic
 from storage import export
-from storage.check import faults, stored_options, stored_run
-from storage.run_folder import finished_records, stored_grid
+from storage.run_folder import RECORDS, stored_options, stored_run
 
 Results = Mapping[Path, dict[str, Any]]  # results of bench by their files
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -65,7 +64,7 @@ class Options(Base):
         choices=tuple(tables.PAPER),
     )
     check: bool = option(
-        "check the folders of generate_images: name every record, image and result that their configuration "
+        "check the folders of generate_images: name every record and picture that their configuration "
         "asks for and that is missing or damaged, and end with status 1 if there is one",
         False,
     )
@@ -139,7 +138,7 @@ def check_runs(roots: Sequence[Path]) -> None:
     complete = True
     for root in roots:
         folder = stored_run(root, stored_options(root))
-        lines = faults(folder, stored_grid(root))
+        lines = [str(error) for _, error in folder.faults(folder.prompts)]
         print("\n".join(lines) or f"{root}: all {len(folder.prompts)} images of its configuration are there")
         complete &= not lines
     if not complete:
@@ -164,7 +163,7 @@ def sort_results(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         stored = path / tables.STORED if path.is_dir() else path
         if not path.is_dir() or stored.is_file():
             results.append(stored)
-        elif any(path.glob("global_statistics_*.json")) or finished_records(path):
+        elif (path / RECORDS).is_dir():
             runs.append(path)
         else:
             raise UserError(f"{path} holds neither {tables.STORED} nor a run of generate_images")

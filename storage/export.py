@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,8 @@ from PIL import Image
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import expanded, lines_of, make_folder, read_text, reading, write_atomic
-from storage.check import REMEDY, stored_options, stored_run
 from storage.prompts import repeated_name
-from storage.run_folder import png_bytes
+from storage.run_folder import png_bytes, stored_options, stored_run
 
 IMAGES = 4  # of every prompt, as both benchmarks have it
 ALL = {"slice": None, "num_images": -1, "start_idx": 0, "end_idx": None, "seeds": IMAGES}  # of their prompts
@@ -72,22 +70,19 @@ def images_of(root: Path) -> tuple[Path, dict[str, list[Path]], list[tuple[int, 
     other prompts than there are now.
     """
     options = stored_options(root)
-    source = Path(expanded(str(vars(options).get("prompt"))))
+    source = Path(expanded(str(options.get("prompt"))))
     if not os.path.exists(source):  # a text may be too long for Path.exists
         raise UserError(f"{root}: its prompts, --prompt {source}, are no file and no folder")
-    folder = stored_run(root, Namespace(**(vars(options) | ALL)))
+    folder = stored_run(root, options | ALL)
     missing = [folder.png(name).name for name in folder.prompts if not folder.is_finished(name)]
     if missing:
         raise UserError(
             f"{root} lacks {len(missing)} of {len(folder.prompts)} images ({', '.join(missing[:8])}): run it "
             f"again with --num_images -1 --seeds {IMAGES}"
         )
-    folder.check_records()
-    sizes = set[tuple[int, int]]()
-    for path in map(folder.png, folder.prompts):
-        with reading(path, REMEDY), Image.open(path, formats=("PNG",)) as image:
-            image.load()
-            sizes.add(image.size)
+    for _, error in folder.faults(folder.prompts):
+        raise error
+    sizes = {Image.open(folder.png(name)).size for name in folder.prompts}
     prompts = list(folder.prompts)[: len(folder.prompts) // IMAGES]
     images = {name: [folder.png(repeated_name(name, n)) for n in range(IMAGES)] for name in prompts}
     return source, images, sorted(sizes)

@@ -43,7 +43,7 @@ class Measurements:
         self._store = Store(root / "measurement_configs.json", "measurements", fingerprint)
         self._store.start(options)
         self._batches: dict[int, Batch] = {}
-        for path in self._store.paths():
+        for path in self._store.folder.glob("*.json"):
             content = self._store.read(path.stem)
             with reading(path, "delete it, and its prompts are measured again"):
                 self._batches[int(path.stem)] = {

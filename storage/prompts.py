@@ -13,8 +13,8 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,27 @@ DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
 BENCH_FILE = CONFIGS / "emoji_bench.txt"  # 16 prompts; training has seen half of them
 HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # the prompts that training has not seen
 DRAFTER_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # the prompts of the drafter's training data
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """Where the prompts of a run are from, and which of them it takes, as cli.options.PromptOptions says."""
+
+    prompt: str | None = None
+    class_labels: tuple[int, ...] | None = None
+    prompt_dir: str = PROMPT_DIR
+    captions: str | None = None
+    num_images: int = 10
+    seeds: int = 1
+    slice: str | None = None
+    start_idx: int = 0
+    end_idx: int | None = None
+    random_seed: int = 42
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> PromptSettings:
+        """Returns the settings among a command's options. KeyError if one is missing."""
+        return cls(**{item.name: options[item.name] for item in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +100,11 @@ def held_out_texts() -> frozenset[str]:
     return frozenset(lines_of(read_text(HELD_OUT_FILE)))
 
 
-def load_prompts(args: Any, default: Path = DEFAULT_FILE) -> list[Prompt]:
+def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Prompt]:
     """Returns the prompts of a run: those read, cut by --slice, sampled by --num_images, cut by --start_idx
     and --end_idx, and repeated by --seeds, in this order. Raises UserError if none is left.
 
-    args: the options of cli.options.PromptOptions. default: the file to read if they name none.
+    default: the file to read if the settings name none.
     """
     if args.end_idx is not None and args.end_idx <= args.start_idx:
         raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
@@ -117,7 +138,7 @@ def repeated_name(name: str, number: int) -> str:
     return f"{name}.{number}" if number else name
 
 
-def _read(args: Any, default: Path) -> list[Prompt]:
+def _read(args: PromptSettings, default: Path) -> list[Prompt]:
     source = args.prompt
     if args.prompt_dir != PROMPT_DIR and source not in NAMED:
         raise UserError(

@@ -1,43 +1,42 @@
 """The folder of generate_images. No torch.
 
-    generation_configs.json       the settings of the store (storage.store), and the rasters of an image
+    generation_configs.json       the settings of the store (storage.store), RASTERS and PIXELS
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
-    codes/NAME.npy                where no pixels can be made: the codes as int64 [codes]
-    steps.jsonl                   the steps of all finished images, one line per target call
-    global_statistics_A_B.json    the statistics of the prompts A to B
+    global_statistics_A_B.json    as the released code writes it: the statistics of the prompts A to B
 
 An image's record is written before its pixels are decoded, so that codes are never lost: an image is finished
-when its record and its PNG exist or, in a run that can make no pixels, its file of codes. A later run that
-can make them does so from the record. The last two files are derived from the records when all images are
-finished. An image depends on its own prompt and seed alone, so processes may share a folder.
+when it has its record and, in a run that makes pixels, its PNG. A later run makes the pixels of a run without
+them from the records. The statistics are written for other programs once all images are finished, and not
+read again. An image depends on its own prompt and seed alone, so processes may share a folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
-from adt_tree.errors import UserError
+from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid, Raster
 from adt_tree.records import Decoded
-from models.checkpoint.files import make_folder, read_json, reading, replacing, write_atomic
-from storage.prompts import Prompt
-from storage.store import Store, read_record
+from models.checkpoint.files import make_folder, read_json, reading, write_atomic
+from storage.prompts import Prompt, PromptSettings, image_seed, load_prompts
+from storage.store import FINGERPRINT, REMEDY, Store
 
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
-IMAGES, CODES, RECORDS, STEPS = "img", "codes", "records", "steps.jsonl"
+IMAGES, RECORDS = "img", "records"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
-RASTERS = "rasters"  # key of SETTINGS beside the options: the rasters of an image, as raster_rows gives them
+# Keys of SETTINGS beside the options: height, width and row_ends of each raster; whether there are pixels.
+RASTERS, PIXELS = "rasters", "pixels"
+NO_RUN = "give a folder of generate_images"
 
 
 def file_name(name: str) -> str:
@@ -67,9 +66,9 @@ class ImageRecord:
     run: str = ""  # the store's digest
 
     @classmethod
-    def of(cls, path: Path, content: dict[str, Any]) -> ImageRecord:
-        """Returns the record that a file holds. Raises UserError if it is damaged."""
-        with reading(path, "delete it, and its image is generated again"):
+    def of(cls, path: Path, content: Any) -> ImageRecord:
+        """Returns the record that a file holds. Raises CheckpointError if it is damaged."""
+        with reading(path, REMEDY):
             record = cls(**content)
             whole = isinstance(record.name, str) and isinstance(record.statistics["prompt"], str)
             whole &= all(isinstance(code, int) for code in record.codes)
@@ -78,58 +77,51 @@ class ImageRecord:
         return record
 
 
-def finished_records(root: Path) -> list[Path]:
-    """Returns the records of the finished images in a run's folder, in the order of their names, 2 before
-    10."""
-    paths = sorted((root / RECORDS).glob("*.json"), key=lambda path: (len(path.name), path.name))
-    return [path for path in paths if has_result(root, path.stem)]
-
-
-def has_result(root: Path, stem: str) -> bool:
-    """Returns whether a run's folder holds the pixels of an image or, where there are none, its codes."""
-    return (root / IMAGES / f"{stem}.png").is_file() or (root / CODES / f"{stem}.npy").is_file()
-
-
 def read_records(root: Path) -> Iterator[ImageRecord]:
-    """Yields the records of the finished images in a run's folder."""
-    for path in finished_records(root):
-        yield ImageRecord.of(path, read_record(path))
+    """Yields the records of the finished images in a run's folder, in the order of their names, 2 before
+    10."""
+    images = {path.stem for path in (root / IMAGES).glob("*.png")}  # none in a run without pixels
+    for path in sorted((root / RECORDS).glob("*.json"), key=lambda path: (len(path.name), path.name)):
+        if path.stem in images or not images:
+            yield ImageRecord.of(path, read_json(path, REMEDY))
 
 
 def read_statistics(root: Path) -> dict[str, dict[str, Any]]:
-    """Returns the statistics of the finished images in a folder, by name. Raises UserError if there are none.
-
-    They come from the records. Images that a statistics file names come first, in its order, which is that
-    of the prompts; the others, whose run is not complete, follow. Folders of the released code have only
-    statistics files, which are then returned as they are.
-    """
-    files: dict[str, dict[str, Any]] = {}
-    for path in sorted(root.glob(STATISTICS.format("*", "*")), key=lambda path: (len(path.name), path.name)):
+    """Returns the statistics of the finished images in a folder, by name, from their records. A folder of the
+    released code has only files of statistics, which are then returned as they are. Raises UserError if there
+    are none."""
+    statistics = {record.name: record.statistics for record in read_records(root)}
+    for path in [] if statistics else sorted(root.glob(STATISTICS.format("*", "*"))):
         remedy = "delete it, or choose another folder"
         content = read_json(path, remedy)
         with reading(path, remedy):
             if not all(isinstance(entry, dict) for entry in content.values()):
                 raise ValueError("is not a file of statistics")
-        files |= content
-    finished = {record.name: record.statistics for record in read_records(root)}
-    statistics = {name: finished[name] for name in files if name in finished} | finished or files
+        statistics |= content
     if not statistics:
         raise UserError(f"{root} holds no statistics of images: give a folder of generate_images")
     return statistics
 
 
-def raster_rows(grid: Grid) -> list[tuple[int, int, bool]]:
-    """Returns height, width and row_ends of each raster of an image, as SETTINGS stores them."""
-    return [astuple(raster) for raster in grid.rasters]
+def stored_options(root: Path) -> dict[str, Any]:
+    """Returns the options of the run of generate_images in a folder. Raises UserError if there is none."""
+    with reading(root / SETTINGS, NO_RUN):
+        return {**read_json(root / SETTINGS, NO_RUN)}
 
 
 def stored_grid(root: Path) -> Grid:
     """Returns the grid of the images in a run's folder. Raises UserError if its settings do not hold it."""
-    remedy = "delete it and run the same command again"
-    settings = read_json(root / SETTINGS, remedy)
-    with reading(root / SETTINGS, remedy):
+    settings = stored_options(root)
+    with reading(root / SETTINGS, NO_RUN):
         *before, (height, width, row_ends) = settings[RASTERS]
         return Grid(height, width, tuple(Raster(*raster) for raster in before), row_ends)
+
+
+def stored_run(root: Path, options: Mapping[str, Any]) -> RunFolder:
+    """Returns the run of these options in a folder. Raises UserError if its prompts cannot be read."""
+    with reading(root / SETTINGS, NO_RUN):
+        prompts, grid = load_prompts(PromptSettings.of(options)), stored_grid(root)
+        return RunFolder(root, prompts, options[FINGERPRINT], grid, pixels=options[PIXELS])
 
 
 def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
@@ -145,19 +137,19 @@ class RunFolder:
     def __init__(
         self,
         root: Path,
-        window: tuple[int, int],
         prompts: Sequence[Prompt],
         fingerprint: Mapping[str, Any],
+        grid: Grid,
+        num_codes: int | None = None,
         pixels: bool = True,
     ) -> None:
         """Looks at the folder; nothing is written before start().
 
-        window: --start_idx and --end_idx, which selected the prompts. fingerprint: everything that changes an
-        image or its record. pixels: whether this run makes them; if not, its codes finish an image. Raises
-        UserError if two names give one file, or if the folder holds another run.
+        fingerprint: everything that changes an image or its record. num_codes: of the codebook; None: not
+        known. pixels: whether this run makes them. Raises UserError if two names give one file, or if the
+        folder holds another run.
         """
-        self.root, self._pixels = root, pixels
-        self.statistics_path = root / STATISTICS.format(*window)
+        self.root, self.grid, self._num_codes, self._pixels = root, grid, num_codes, pixels
         self.prompts = {prompt.name: prompt for prompt in prompts}
         files: dict[str, str] = {}
         for name in self.prompts:
@@ -168,40 +160,55 @@ class RunFolder:
                     f"{file_name(name)}.png: rename one"
                 )
         self.store = Store(root / SETTINGS, RECORDS, fingerprint)
+        self._damaged = set[Path]()  # files that count as missing
 
-    def check_records(self) -> None:
-        """Reads the records that there are. Raises UserError for the first that is damaged or of another
-        run."""
-        for name in self.prompts:
-            if self.has_record(name):
-                self.read(name)
+    def faults(self, names: Iterable[str]) -> Iterator[tuple[Path, UserError]]:
+        """Yields each missing or damaged record and picture of these images, and what is wrong with it.
+
+        The error of a file that is damaged, or not there, is a CheckpointError; that of a record of another
+        run or prompt is not. Every record and every byte of the pictures is read.
+        """
+        for name in names:
+            for path, check in ((self.record_path(name), self.read), (self.png(name), self.check_png)):
+                try:
+                    check(name)
+                except UserError as error:
+                    yield path, error
+
+    def forget_damaged(self, names: Iterable[str]) -> list[Path]:
+        """Returns the damaged files of these images, which from now on count as missing. Raises UserError for
+        a record of another run or prompt."""
+        for path, error in self.faults(names):
+            if not isinstance(error, CheckpointError):
+                raise error
+            if path.exists():
+                self._damaged.add(path)
+        return sorted(self._damaged)
 
     def start(self, options: Mapping[str, Any]) -> None:
-        """Makes the folder. options: the parsed command line and the rasters of an image, stored as they
-        are."""
+        """Makes the folder. options: the parsed command line, which is stored."""
         make_folder(self.root / IMAGES)
-        self.store.start(options)
+        rasters = [astuple(raster) for raster in self.grid.rasters]
+        self.store.start({**options, RASTERS: rasters, PIXELS: self._pixels})
 
     def png(self, name: str) -> Path:
         """Returns the path of an image."""
         return self.root / IMAGES / f"{file_name(name)}.png"
 
-    def codes_path(self, name: str) -> Path:
-        """Returns the path of an image's codes, of a run without pixels."""
-        return self.root / CODES / f"{file_name(name)}.npy"
-
     def record_path(self, name: str) -> Path:
         """Returns the path of an image's record."""
         return self.store.path(file_name(name))
 
+    def _is_whole(self, path: Path) -> bool:
+        return path.is_file() and path not in self._damaged
+
     def has_record(self, name: str) -> bool:
         """Returns whether this or another process has generated the codes of an image."""
-        return self.record_path(name).is_file()
+        return self._is_whole(self.record_path(name))
 
     def is_finished(self, name: str) -> bool:
-        """Returns whether an image has its record and its pixels, or its codes where no pixels are made."""
-        result = self.png(name).is_file() if self._pixels else has_result(self.root, file_name(name))
-        return result and self.has_record(name)
+        """Returns whether an image has its record and, if this run makes them, its pixels."""
+        return self.has_record(name) and (not self._pixels or self._is_whole(self.png(name)))
 
     @property
     def complete(self) -> bool:
@@ -209,12 +216,29 @@ class RunFolder:
         return all(map(self.is_finished, self.prompts))
 
     def read(self, name: str) -> ImageRecord:
-        """Reads an image's record. Raises UserError if it is damaged or belongs to another prompt or run."""
-        path = self.record_path(name)
+        """Returns an image's record. Raises CheckpointError if it is damaged, with other codes or another
+        seed than an image of this name has, and UserError if it belongs to another prompt or run."""
+        path, text = self.record_path(name), self.prompts[name].text
         record = ImageRecord.of(path, self.store.read(path.stem))
-        if record.statistics["prompt"] != self.prompts[name].text:
-            raise UserError(f"{path}: made from another prompt; give another --output_dir")
+        stored = record.statistics["prompt"]
+        if stored != text:
+            raise UserError(f"{path}: made from another prompt, {stored[:80]!r}; give another --output_dir")
+        with reading(path, REMEDY):
+            if record.statistics["seed"] != image_seed(self.store.fingerprint["random_seed"], name):
+                raise ValueError(f"seed {record.statistics['seed']} is not that of this prompt and run")
+            cells = 1 + sum(step["accepted"] + 1 for step in record.steps)
+            if (len(record.codes), cells) != (self.grid.size, self.grid.length):
+                raise ValueError(f"{len(record.codes)} codes and steps of {cells} cells are no image")
+            if not all(0 <= code < (self._num_codes or math.inf) for code in record.codes):
+                raise ValueError("a code is none of the model's")
         return record
+
+    def check_png(self, name: str) -> None:
+        """Raises CheckpointError if this run makes pixels and those of an image are missing or damaged."""
+        path = self.png(name)
+        if self._pixels:
+            with reading(path, REMEDY), Image.open(path, formats=("PNG",)) as image:
+                image.verify()  # the checksums of all its parts
 
     def add(self, decoded: Decoded) -> None:
         """Stores the record of an image whose pixels are still to be decoded."""
@@ -237,48 +261,18 @@ class RunFolder:
         steps = [step.as_dict() for step in decoded.steps]
         self._write(ImageRecord(decoded.name, decoded.codes, statistics, steps))
 
-    def finish_codes(self, record: ImageRecord) -> None:
-        """Stores the codes of an image of which no pixels can be made."""
-        path = self.codes_path(record.name)
-        make_folder(path.parent)
-        stream = io.BytesIO()
-        np.save(stream, np.array(record.codes, dtype=np.int64))
-        write_atomic(path, stream.getvalue())
-
     def finish(self, record: ImageRecord, image: Image.Image, seconds: float) -> None:
         """Stores an image's pixels, which took `seconds` to decode. That time goes into the record first, so
         that the record of a finished image is complete."""
         record.statistics["time"] = record.statistics["latency"] + seconds
         self._write(record)
         write_atomic(self.png(record.name), png_bytes(image))
+        self._damaged.discard(self.png(record.name))
 
     def _write(self, record: ImageRecord) -> None:
         self.store.write(file_name(record.name), asdict(record))
+        self._damaged.discard(self.record_path(record.name))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Returns the statistics of all images, in the order of the prompts. The run must be complete."""
         return {name: self.read(name).statistics for name in self.prompts}
-
-    def derived(self) -> Iterator[tuple[Path, Iterator[str]]]:
-        """Yields the files that are derived from the records, each with its lines, the statistics last."""
-        steps = ({"name": record.name, **step} for record in read_records(self.root) for step in record.steps)
-        yield self.root / STEPS, (json.dumps(step) + "\n" for step in steps)
-        # Lone surrogates, which UTF-8 cannot encode, become JSON's notation for them.
-        text = json.dumps(self.statistics(), indent=1, ensure_ascii=False) + "\n"
-        yield self.statistics_path, io.StringIO(text.encode(errors="backslashreplace").decode())
-
-    def write_results(self) -> bool:
-        """Writes the derived files of a complete run, the statistics last of all.
-
-        Returns whether the statistics changed; they do not if another process has written them already.
-        """
-        before = self.statistics_path.read_bytes() if self.statistics_path.exists() else None
-        while True:
-            finished = finished_records(self.root)
-            for path, lines in self.derived():
-                with replacing(path) as part, part.open("w", encoding="utf-8") as stream:
-                    stream.writelines(lines)
-            # In the meantime another process may have finished an image and written the steps without ours.
-            if finished == finished_records(self.root):
-                break
-        return self.statistics_path.read_bytes() != before

@@ -3,8 +3,7 @@
     SETTINGS.json       the options, and the fingerprint: everything that changes a record
     RECORDS/NAME.json   a record; its key `run` is a digest of the fingerprint
 
-A record is written completely or not at all. So any number of processes may work in one folder, be killed
-and be started again, without locks.
+A record is written completely or not at all, so a process may be killed at any moment and started again.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from adt_tree.errors import UserError, refuse_other
 from models.checkpoint.files import make_folder, read_json, reading, write_json
 
 FINGERPRINT = "fingerprint"  # key of the settings
+REMEDY = "run the same command again, which makes it anew"
 
 
 class Store:
@@ -42,10 +42,9 @@ class Store:
             return
         settings = read_json(self._settings, "delete it, or choose another --output_dir")
         stored = settings.get(FINGERPRINT) if isinstance(settings, dict) else None
-        if not isinstance(stored, dict) or not self.folder.is_dir():
+        if not isinstance(stored, dict):
             raise UserError(
-                f"--output_dir {root}: another version of this program, or another program, wrote "
-                f"{self._settings.name}; choose another folder"
+                f"--output_dir {root}: another program wrote {self._settings.name}; choose another folder"
             )
         now = {name: self.fingerprint.get(name) for name in sorted({*stored, *self.fingerprint})}
         remedy = "choose another folder or give the same options"
@@ -64,28 +63,16 @@ class Store:
         """Returns the path of a record."""
         return self.folder / f"{name}.json"
 
-    def paths(self) -> list[Path]:
-        """Returns the paths of the records that there are, 2 before 10."""
-        return sorted(self.folder.glob("*.json"), key=lambda path: (len(path.name), path.name))
-
     def read(self, name: str) -> dict[str, Any]:
-        """Returns a record. Raises UserError if it is damaged or belongs to another fingerprint."""
+        """Returns a record. Raises CheckpointError if it is damaged, and UserError if it belongs to another
+        fingerprint."""
         path = self.path(name)
-        content = read_record(path)
-        if content["run"] != self._run:
-            raise UserError(f"{path}: made with other options; give another --output_dir")
+        content = read_json(path, REMEDY)
+        with reading(path, REMEDY):
+            if content["run"] != self._run:
+                raise UserError(f"{path}: made with other options; give another --output_dir")
         return content
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Stores a record."""
         write_json(self.path(name), {**content, "run": self._run}, indent=None)
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Returns a record of any fingerprint. Raises UserError if it is damaged."""
-    remedy = "delete it and run the same command again"
-    content = read_json(path, remedy)
-    with reading(path, remedy):
-        if not isinstance(content["run"], str):
-            raise ValueError("is not a record of this version")
-    return content

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from adt_tree.errors import UserError
 from models.checkpoint.files import reading
 from storage.prompts import Prompt, read_file
-from storage.run_folder import CODES, file_name, read_statistics
+from storage.run_folder import RECORDS, file_name, read_statistics
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file
@@ -47,7 +47,7 @@ def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = Fa
     place = place / "img" if (place / "img").is_dir() else place
     entries = place.rglob("*") if deep else place.iterdir()
     images = [path for path in entries if path.suffix.lower() in SUFFIXES and path.is_file()]
-    if not images and (Path(folder) / CODES).is_dir():
+    if not images and (Path(folder) / RECORDS).is_dir():
         raise UserError(
             f"{options[0]} {folder}: the run's model gives codes, not pixels, so nothing can be scored"
         )

@@ -16,6 +16,7 @@ from adt_tree.errors import CheckpointError, UserError
 from main import COMMANDS
 from storage import process
 from storage.process import worker
+from storage.run_folder import read_records
 from tests.conftest import Command, Refused, Result, Run
 from tests.support.checkpoints import Checkpoints
 from tests.support.runs import python, record
@@ -43,13 +44,13 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert summary["images"] == 3 and summary["tau"] >= 1 and "tau" in out.splitlines()[2]
     folder = tmp_path / "o"
     expected = ["contact_sheet.png", "generation_configs.json", "global_statistics_1_4.json",
-                "heatmap_1.png", "heatmap_2.png", "img", "records", "steps.jsonl"]  # fmt: skip
+                "heatmap_1.png", "heatmap_2.png", "img", "records"]  # fmt: skip
     assert sorted(p.name for p in folder.iterdir()) == expected
     statistics, images = record(folder)
     assert sorted(images) == ["1.png", "2.png", "3.png"]
     assert statistics["2"]["prompt"] == "cat face" and statistics["2"]["ann_id"] == 2
-    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    assert " ".join(steps[0]) == "name position row column depth width nodes accepted ms top1 budget"
+    steps = [step for image in read_records(folder) for step in image.steps]
+    assert " ".join(steps[0]) == "position row column depth width nodes accepted ms top1 budget"
     assert sum(step["accepted"] + 1 for step in steps) == 3 * 15
     stored = json.loads((folder / "generation_configs.json").read_text())
     assert stored["peanut"] is True and "beta=0.5" in stored["fingerprint"]["tree"]

@@ -19,6 +19,7 @@ from adt_tree.grid import Grid, Raster
 from eval.acceptance import average, correlation, maps
 from eval.document import document
 from eval.tables import curve, label, short, text_of
+from storage.run_folder import read_records
 from tests.conftest import Refused, Run
 from tests.support.checkpoints import Checkpoints
 from tests.support.runs import ROOT
@@ -150,7 +151,7 @@ def test_what_is_missing_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch, r
 
 def test_acceptance_averages_over_images(runs: Path, run: Run) -> None:
     result = average(runs / "adt")
-    steps = [json.loads(line) for line in (runs / "adt" / "steps.jsonl").read_text().splitlines()]
+    steps = [step for image in read_records(runs / "adt") for step in image.steps]
     covering = [s for s in steps if s["position"] <= 6 <= s["position"] + s["accepted"]]  # row 1, column 2
     expected = {
         "codes per call": sum(s["accepted"] + 1 for s in covering) / 3,

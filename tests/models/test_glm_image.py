@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -24,6 +23,7 @@ from models.footprint import parts, published_dimensions
 from models.layouts.glm_image import CODEBOOK, grid_of
 from models.loading import load
 from models.registry import GLM_IMAGE
+from storage.run_folder import read_records
 from tests.conftest import Refused, Run
 from tests.models.test_from_transformers import within
 from tests.support.checkpoints import Checkpoints, Tiny
@@ -129,17 +129,13 @@ def test_a_run_stores_codes_and_says_so(files: Tiny, run: Run, tmp_path: Path) -
     for _ in range(2):
         status, out, _ = run(*words)
         summary = json.loads(out.splitlines()[-1])
-        assert status == 0 and summary["images"] == 2 and "codes/NAME.npy" in out
+        assert status == 0 and summary["images"] == 2 and "records/NAME.json" in out
     assert summary["skipped"] == 2 and not list((tmp_path / "o" / "img").iterdir())
-    paths = sorted((tmp_path / "o" / "codes").iterdir())
-    for path, record in zip(paths, sorted((tmp_path / "o" / "records").iterdir()), strict=True):
-        codes = np.load(path)
-        assert codes.dtype == np.int64 and codes.shape == (13 * 19 + 2 * 3,)
-        assert codes.tolist() == json.loads(record.read_text())["codes"]
+    records = list(read_records(tmp_path / "o"))
+    assert [len(record.codes) for record in records] == 2 * [13 * 19 + 2 * 3]
     stored = json.loads((tmp_path / "o" / "generation_configs.json").read_text())
     assert (stored["temperature"], stored["top_p"]) == (0.8, 0.5)
-    rasters = [json.loads(line)["raster"] for line in (tmp_path / "o" / "steps.jsonl").open()]
-    assert set(rasters) == {0, 1}
+    assert {step["raster"] for record in records for step in record.steps} == {0, 1}
 
 
 def test_commands_that_need_pixels_are_refused(files: Tiny, refused: Refused, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from adt_tree.errors import UserError
 from cli.options import PromptOptions as Options
-from storage.prompts import image_seed, load_prompts
+from storage.prompts import PromptSettings, image_seed, load_prompts
 
 COCO = {
     "images": [{"id": 9}, {"id": 4}, {"id": 7}],
@@ -22,7 +22,7 @@ COCO = {
         {"id": 51, "image_id": 9, "caption": "Another dog."},
     ],
 }
-DEFAULTS = Options.parse([])
+DEFAULTS = PromptSettings.of(vars(Options.parse([])))
 
 
 def select(source: object, count: int = -1, **options: Any) -> list[tuple[Any, ...]]:

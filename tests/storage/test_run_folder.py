@@ -14,10 +14,9 @@ from adt_tree.grid import Grid
 from adt_tree.records import Decoded, Step
 from eval.figures import contact_sheet, heatmap
 from models.checkpoint.files import append_json, read_json_lines, replacing, write_atomic, write_json
-from storage import run_folder
-from storage.prompts import Prompt
+from storage.prompts import Prompt, image_seed
 from storage.run_folder import RunFolder, file_name, read_records, read_statistics
-from tests.support.runs import record
+from tests.support.runs import images
 
 OUTSIDE = "../../x/y"
 PROMPTS = [
@@ -29,13 +28,14 @@ STEPS = [
     {"position": 1, "accepted": 1, "depth": 2, "width": 4},
     {"position": 3, "accepted": 0, "depth": 1, "width": 3},
 ]
-SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}}
+SETTINGS = {"temperature": 1.0, "adt": {"beta": 0.5}, "random_seed": 3}
+GRID = Grid(2, 2)
 
 
 def opened(root: Path, settings: dict[str, Any] | None = None, prompts: list[Prompt] = PROMPTS) -> RunFolder:
     """Opens the folder of a run for writing."""
-    folder = RunFolder(root, (0, 10), prompts, settings or SETTINGS)
-    folder.check_records()
+    folder = RunFolder(root, prompts, settings or SETTINGS, GRID)
+    folder.forget_damaged(folder.prompts)
     folder.start({"output_dir": str(root)})
     return folder
 
@@ -44,7 +44,8 @@ def add(folder: RunFolder, *names: str) -> None:
     """Stores the codes of 2 x 2 images, each generated in two steps."""
     for name in names:
         steps = [Step(1, 0, 1, 2, 3, 6, 1, 1.0), Step(3, 1, 1, 1, 3, 3, 0, 1.0)]
-        folder.add(Decoded(name, 7, [1, 2, 3, 0], steps, seconds=0.5, target_calls=2, drafter_calls=3))
+        codes = [1, 2, 3, 0]
+        folder.add(Decoded(name, image_seed(3, name), codes, steps, 0.5, target_calls=2, drafter_calls=3))
 
 
 def finish(folder: RunFolder, *names: str) -> None:
@@ -67,7 +68,7 @@ def test_file_names_are_safe_and_distinct() -> None:
 
 def test_colliding_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'A' and 'a'.* a\.png"):
-        RunFolder(tmp_path, (0, 1), [Prompt("A", "x", None), Prompt("a", "y", None)], SETTINGS)
+        RunFolder(tmp_path, [Prompt("A", "x", None), Prompt("a", "y", None)], SETTINGS, GRID)
 
 
 def test_what_is_not_written_whole_leaves_the_old_file(tmp_path: Path) -> None:
@@ -111,9 +112,8 @@ def test_resumption_takes_over_whole_images_only(tmp_path: Path) -> None:
     root = tmp_path / "a" / "b" / "c"
     folder = opened(root)
     finish(folder, *NAMES)
-    assert folder.complete and folder.write_results()
-    whole, steps = record(root), (root / "steps.jsonl").read_bytes()
-    assert {step["name"] for step in map(json.loads, steps.splitlines())} == set(NAMES)
+    assert folder.complete
+    whole = read_statistics(root), images(root)
     folder.png("1").unlink()
     folder.png(OUTSIDE).unlink()
     folder.record_path("2").unlink()
@@ -124,17 +124,12 @@ def test_resumption_takes_over_whole_images_only(tmp_path: Path) -> None:
     finish(again, "2", "1")  # the images finish in any order from here on
     entry = read_statistics(root)["0"]
     assert entry["acceptance_length"] == entry["step_compression"] == 1.5
-    assert (entry["latency"], entry["time"], entry["ann_id"], entry["seed"]) == (0.5, 0.6, 0, 7)
+    assert (entry["latency"], entry["time"], entry["ann_id"]) == (0.5, 0.6, 0)
     assert (entry["mean_depth"], entry["mean_nodes"], entry["category"]) == (1.5, 4.5, "Animals")
     assert list(read_statistics(root)) == ["0", "1", "2"]
     finish(again, OUTSIDE)
-    assert list(read_statistics(root)) == NAMES
-    again.statistics_path.rename(root / "statistics")
-    assert list(read_statistics(root)) == ["0", "1", "2", OUTSIDE]  # by the names of the files
-    (root / "statistics").rename(again.statistics_path)
-    assert not again.write_results()  # the statistics have not changed
-    assert record(root) == whole and (root / "steps.jsonl").read_bytes() == steps
-    assert list(whole[0]) == NAMES
+    assert list(again.statistics()) == list(read_statistics(root)) == NAMES
+    assert again.complete and (read_statistics(root), images(root)) == whole
     assert all(path.is_dir() or root in path.parents for path in tmp_path.rglob("*"))
 
 
@@ -142,50 +137,37 @@ def test_a_record_holds_codes_before_there_are_pixels(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     add(folder, "0")
     stored = json.loads((tmp_path / "records" / "0.json").read_text())
-    assert stored["codes"] == [1, 2, 3, 0] and stored["statistics"]["seed"] == 7
+    assert stored["codes"] == [1, 2, 3, 0]
     assert [step["accepted"] for step in stored["steps"]] == [1, 0]
-    assert folder.has_record("0") and not folder.is_finished("0") and not list(read_records(tmp_path))
+    assert folder.has_record("0") and not folder.is_finished("0")
+    finish(folder, "1")
+    assert [stored.name for stored in read_records(tmp_path)] == ["1"]
 
 
-def test_steps_of_all_runs_are_kept_whoever_writes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two runs with different prompts share a folder; the second one ends while the first writes its
-    steps."""
-    first, second = (opened(tmp_path, prompts=prompts) for prompts in (PROMPTS[:2], PROMPTS[2:]))
-    finish(first, *NAMES[:2])
-    calls: list[str] = []
-
-    def finishing(paths: object, real: Any = run_folder.finished_records) -> list[Path]:
-        records = real(tmp_path)
-        calls.append("read")
-        if len(calls) == 1:
-            finish(second, *NAMES[2:])
-            monkeypatch.setattr(run_folder, "finished_records", real)
-        return records
-
-    monkeypatch.setattr(run_folder, "finished_records", finishing)
-    first.write_results()
-    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
-    assert calls == ["read"] and {json.loads(line)["name"] for line in lines} == set(NAMES)
-
-
-def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
+def test_other_runs_are_refused_and_damage_is_forgotten(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     with pytest.raises(UserError, match=r"temperature.* 1\.0.* 0\.0"):
         opened(tmp_path, {**SETTINGS, "temperature": 0.0})
     finish(folder, "0")
-    path = folder.record_path("0")
-    whole = path.read_text()
+    path, png = folder.record_path("0"), folder.png("0")
+    whole, pixels = path.read_text(), png.read_bytes()
     for bad in (b"{", b"[]", b'{"name": "0"}', b"\xff\xfe", b"", b"[" * 100_000,
                 whole.replace('"codes": [', '"codes": ["x", ').encode(),
+                whole.replace('"codes": [', '"codes": [9, ').encode(),
+                whole.replace('"seed": ', '"seed": 1').encode(),
                 whole.replace('"prompt": "a"', '"prompt": 5').encode()):  # fmt: skip
         path.write_bytes(bad)
-        with pytest.raises(UserError, match=str(path)):
-            opened(tmp_path)
-        assert path.read_bytes() == bad
-    path.write_text(whole)
-    with pytest.raises(UserError, match=str(path)):
+        again = opened(tmp_path)
+        assert not again.has_record("0") and path.read_bytes() == bad
+        finish(again, "0")
+        assert again.is_finished("0") and path.read_text() == whole
+    for cut in (b"", pixels[:50], pixels[:-9], bytes(len(pixels)), pixels[:50] + b"?" + pixels[51:]):
+        png.write_bytes(cut)
+        again = opened(tmp_path)
+        assert again.has_record("0") and not again.is_finished("0")
+        again.finish(again.read("0"), Image.new("RGB", (4, 4)), 0.1)
+        assert again.is_finished("0") and png.read_bytes() == pixels
+    with pytest.raises(UserError, match=f"{path}: .*another prompt, 'a'"):
         opened(tmp_path, prompts=[Prompt("0", "other", 0)])
     path.write_text(whole.replace('"run": "', '"run": "0'))
     with pytest.raises(UserError, match=str(path)):
@@ -197,17 +179,16 @@ def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_folder_without_records_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """Earlier versions kept statistics and steps, from which a run cannot be continued."""
+def test_a_folder_of_the_released_code_is_read_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "img").mkdir()
-    stored = {"generation_configs.json": '{"determines_images": {"temperature": 1.0}}',
-              "global_statistics_0_10.json": '{"0": {"prompt": "a", "target_calls": 3}}'}  # fmt: skip
+    stored = {"generation_configs.json": '{"temperature": 1.0}',
+              "global_statistics_0_10.json": '{"0": {"prompt": "a", "step_compression": 3}}'}  # fmt: skip
     for name, content in stored.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=f"--output_dir {tmp_path}: "):
         opened(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*stored, "img"}
-    assert read_statistics(tmp_path)["0"]["target_calls"] == 3  # a report can still read them
+    assert read_statistics(tmp_path)["0"]["step_compression"] == 3
 
 
 def test_figures_show_any_prompt_and_mark_held_out_ones(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def contents(folder: Path) -> dict[str, Any]:
     """Returns everything that a run leaves, without times and options."""
     files: dict[str, Any] = {str(path.relative_to(folder)): None for path in folder.rglob("*")}
     files |= {name: (folder / name).read_bytes() for name in files if name.endswith(".png")}
-    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    files["steps.jsonl"] = list(map(_without_times, steps))
+    for name in (name for name in files if name.startswith("records/")):
+        stored = json.loads((folder / name).read_text())
+        files[name] = stored["codes"], [_without_times(step) for step in stored["steps"]]
     return files | {"statistics": [*statistics(folder).items()]}
