@@ -1,18 +1,20 @@
 """get_ckpts: fetches published checkpoints into ckpts/, in the published layout. A second call resumes an
-interrupted download. Without a NAME it prints the table of ckpts/README.md."""
+interrupted download. Without a NAME it prints the table of what is published, or writes it into a file."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from adt_tree.errors import CheckpointError, UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from eval.tables import markdown
+from eval.tables import insert, markdown
 from models.published import Source
 from models.registry import LIQUID, SOURCES
 
 COLUMNS = ["name", "part", "from", "below `ckpts/`", "size", "licence"]
+MARK = "get_ckpts"  # name of the marks in ckpts/README.md
 
 
 def _readers(reads: str) -> str:
@@ -33,13 +35,18 @@ class Options(Base):
     file: str | None = option(
         f"{_readers('choices')}: the file of another model than the default one", unit="FILE"
     )
+    into: str | None = option(
+        "write the table between the marks of a document, as of ckpts/README.md", unit="FILE"
+    )
     pixels: bool = option(f"{_readers('optional')}: also fetch what makes pixels of codes", False)
 
 
 def run(options: Options) -> None:
-    """Fetches each checkpoint part by part, and prints places and licences; or prints the table."""
+    """Fetches each checkpoint part by part, and prints places and licences; or prints or writes the table."""
     check(options)
-    if not options.names:
+    if options.into is not None:
+        insert(Path(options.into), MARK, table())
+    elif not options.names:
         print(table())
     for name in options.names:
         target = SOURCES[name][0]
@@ -58,6 +65,8 @@ def check(options: Options) -> None:
     for name in options.names:
         if name not in SOURCES:
             raise UserError(f"get_ckpts {name}: unknown checkpoint; choose from {', '.join(SOURCES)}")
+    if options.names and options.into is not None:
+        raise UserError(f"--into {options.into}: it writes the whole table; give no NAME")
     if options.revision is not None and len(options.names) != 1:
         raise UserError(f"--revision {options.revision}: it belongs to one repository; give one NAME")
     if options.pixels and not any(source.optional for source in parts):

@@ -73,12 +73,15 @@ def fetch(hub_id: HubId, patterns: tuple[str, ...], into: Path | None = None, sp
     """Returns the folder that holds the repository's files of these patterns; (): all files. It is a snapshot
     in the hub's cache, or `into`. space: the id is that of a space. Raises CheckpointError if they cannot be
     fetched."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
+    kind = "space" if space else "model"
     try:
+        if into is not None:  # without the hub snapshot_download is content with whatever is there
+            HfApi().repo_info(hub_id.repo, revision=hub_id.revision, repo_type=kind)
         folder = snapshot_download(
             hub_id.repo,
-            repo_type="space" if space else "model",
+            repo_type=kind,
             revision=hub_id.revision,
             allow_patterns=list(patterns) or None,
             local_dir=into,

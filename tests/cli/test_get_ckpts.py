@@ -7,7 +7,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from cli.get_ckpts import table
 from models.published import CKPTS
 from tests.conftest import Refused, Run
 
@@ -33,6 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 
     monkeypatch.setattr("models.published.CKPTS", tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, revision, repo_type: None)
     return calls
 
 
@@ -88,6 +88,7 @@ def test_what_is_fetched(run: Run, hub: Calls, words: str, expected: Calls) -> N
         ("anole --file c2i_B_256.pt", "--file"),
         ("llamagen_c2i --file c2i_B_255.pt", "c2i_B_256.pt"),
         ("anole emu3 --revision v1", "--revision v1"),
+        ("anole --into README.md", "--into README.md"),
         ("simplear --pixels", "decoder.jit"),  # which the repository lacks
     ],
 )
@@ -96,5 +97,20 @@ def test_what_is_refused(refused: Refused, hub: Calls, words: str, named: str) -
     assert len(hub) == (2 if "simplear" in words else 0)
 
 
-def test_the_readme_has_the_table() -> None:
-    assert f"\n{table()}\n\n" in (CKPTS / "README.md").read_text(encoding="utf-8"), table()
+def test_without_the_hub_a_part_of_a_checkpoint_is_not_taken_for_the_whole(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The real client returns the folder that is there."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("models.published.CKPTS", tmp_path)
+    (tmp_path / "emu3" / "Emu3-Gen-hf").mkdir(parents=True)
+    (tmp_path / "emu3" / "Emu3-Gen-hf" / "config.json").touch()
+    assert "BAAI/Emu3-Gen-hf: " in refused("get_ckpts", "emu3")
+
+
+def test_the_readme_has_the_table(run: Run, tmp_path: Path) -> None:
+    text = (CKPTS / "README.md").read_text(encoding="utf-8")
+    copy = tmp_path / "README.md"
+    copy.write_text(text, encoding="utf-8")
+    assert run("get_ckpts", "--into", copy)[0] == 0 and run("get_ckpts")[1].rstrip() in text
+    assert copy.read_text(encoding="utf-8") == text, "run main.py get_ckpts --into ckpts/README.md"
