@@ -10,9 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import METHODS, Method
 from adt_tree.policy import AdaptiveTree, TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 
 __all__ = [

@@ -18,7 +18,8 @@ from torch import Tensor
 from adt_tree.policy import ROOT_ONLY, Policy, TreeShape
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request, Target
-from adt_tree.sampling import PassSampling, Sampling
+from adt_tree.sampling import PassSampling
+from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, DraftTree, to_device
 from adt_tree.verify import Verdict
 

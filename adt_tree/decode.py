@@ -20,7 +20,8 @@ from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Proposer, Request, Target
-from adt_tree.sampling import PassSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree, root_only_tree
 from adt_tree.verify import Coupled, Rule, Verdict, root_verdict
 
@@ -146,7 +147,7 @@ def first_code(
     with part("target"):
         prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
-    log_p = log_probs(prefix.logits[:, None], sampling.as_tensors(prefix.logits))
+    log_p = log_probs(prefix.logits[:, None], PassSampling.uniform(sampling, target.device))
     if bool(log_p[0, 0].isnan()):
         raise nan_error(request.name, 0)
     if sampling.greedy:  # the rule would add noise if the engine also samples images at other temperatures

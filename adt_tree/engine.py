@@ -1,26 +1,24 @@
-"""Puts a method on a model: makes its target, proposer, tree policy and verification rule."""
+"""Puts a method on a model: makes its target, proposer, tree policy, verification rule and loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from threading import Lock
-from typing import cast
 
 from adt_tree.batch import StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
 from adt_tree.method import Method
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import Noise
-from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.records import Decoded
-from adt_tree.roles import MethodOnModel, Model, Proposer, Request, Target
-from adt_tree.sampling import Sampling
+from adt_tree.roles import Model, Request, Target
 from adt_tree.verify import Rule
-from lab.rows.decode import several_rows
-from lab.rows.heads import Heads, RowTarget, make_heads
-from lab.rows.schedule import Schedule
+
+Loop = Callable[[Iterable[Request | None]], Iterator[StepOutput]]  # yields the outcome of every target call
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +26,10 @@ class Engine:
     """Everything that one method needs on one model. It makes the images of one run at a time."""
 
     method: Method
-    sampling: Sampling
     target: Target
-    drafting: tuple[Proposer, Policy, Rule] | None = None  # None: the AR baseline, or several rows at once
-    heads: Heads | None = None  # None: one row after the other
+    loop: Loop
+    max_nodes: int  # the largest number of nodes of a pass over one image
     _decoding: Lock = field(default_factory=Lock, compare=False, repr=False)  # held while steps are taken
-
-    @property
-    def max_nodes(self) -> int:
-        """The largest number of nodes of a pass over one image."""
-        nodes = self.method.tree.largest.num_nodes if self.method.tree else 1
-        return nodes * self.heads.schedule.heads if self.heads else nodes
 
     def steps(self, requests: Iterable[Request | None]) -> Iterator[StepOutput]:
         """Yields the outcome of every target call as it happens. UserError if another run of this engine, in
@@ -46,17 +37,9 @@ class Engine:
         if not self._decoding.acquire(blocking=False):
             raise UserError("this engine decodes other images: end that run first, or take another engine")
         try:
-            yield from self._steps(requests)
+            yield from self.loop(requests)
         finally:
             self._decoding.release()
-
-    def _steps(self, requests: Iterable[Request | None]) -> Iterator[StepOutput]:
-        if self.heads is not None:
-            return several_rows(cast(RowTarget, self.target), self.heads, requests, self.sampling)
-        if self.drafting is None:
-            noise = Noise(self.target.num_codes, silent=self.sampling.greedy)
-            return autoregressive(self.target, requests, self.sampling, noise)
-        return speculative(self.target, *self.drafting, requests, self.sampling)
 
     def decode(self, requests: Iterable[Request]) -> Iterator[Decoded]:
         """Yields images as they finish."""
@@ -66,20 +49,26 @@ class Engine:
 def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
     """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens.
 
-    The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
-    proposer and the rule. UserError if the model's codebook is too small for the method's trees or
-    neighbours, NoRoom if the largest tree does not fit the model's positions or memory.
+    UserError if the model's codebook is too small for the method's trees or neighbours, NoRoom if the largest
+    tree does not fit the model's positions or memory.
     """
-    sampling = replace(method.sampling, top_p_first=method.rules == "reference")
-    schedule = Schedule.of(method.several_rows, model.grid) if method.several_rows else None
-    if schedule is not None and not schedule.raster_order:
-        shape = method.tree.largest if method.tree is not None and method.drafting else ROOT_ONLY
-        target = model.target(slots, sampling, schedule.heads * shape.num_nodes, max_prompt)
-        return Engine(
-            method, sampling, target, heads=make_heads(model, method, sampling, target, shape, schedule)
-        )
-    if method.tree is None or not method.drafting:
-        return Engine(method, sampling, model.target(slots, sampling, 1, max_prompt))
+    relaxed = method.relaxed_rule
+    if relaxed is not None and relaxed.module is not None:
+        return import_module(relaxed.module).build(model, method, slots, max_prompt)
+    return one_loop(model, method, slots, max_prompt)
+
+
+def one_loop(model: Model, method: Method, slots: int, max_prompt: int, rule: Rule | None = None) -> Engine:
+    """Returns an engine that commits the codes of an image one after the other.
+
+    The method's row of adt_tree.method.METHODS names the module that drafts; its function `make` gives the
+    proposer and the rule. rule: takes the place of that rule. Errors as in build().
+    """
+    sampling = method.ordered_sampling
+    if method.tree is None or method.spec.module is None or not method.drafting:
+        target = model.target(slots, sampling, 1, max_prompt)
+        noise = Noise(target.num_codes, silent=sampling.greedy)
+        return Engine(method, target, partial(autoregressive, target, sampling=sampling, noise=noise), 1)
     largest = method.tree.largest
     if largest.width > model.num_codes:
         raise UserError(
@@ -87,7 +76,9 @@ def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
             "(--draft_top_k, --adt_width_max)"
         )
     target = model.target(slots, sampling, largest.num_nodes, max_prompt)
-    setup = MethodOnModel(model, method, sampling, target, largest)
-    proposer, rule = import_module(method.spec.module).make(setup)
+    proposer, own_rule = import_module(method.spec.module).make(
+        MethodOnModel(model, method, target, target, largest)
+    )
     policy = method.tree.policy(model.grid, slots, model.codebook.device.type != "cpu")
-    return Engine(method, sampling, target, (proposer, policy, rule))
+    loop = partial(speculative, target, proposer, policy, rule or own_rule, sampling=sampling)
+    return Engine(method, target, loop, largest.num_nodes)

@@ -51,7 +51,7 @@ class EngineCache:
         After an exception the engine is dropped, except when a generator is closed. UserError for a method
         that decodes several rows at once, because callers show images as they grow in raster order.
         """
-        if method.several_rows:
+        if not method.raster_order:
             raise UserError(
                 f"method {method.label}: it decodes several rows at once, which only the commands bench and "
                 "generate_images do; choose another method"

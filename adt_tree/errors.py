@@ -2,7 +2,7 @@
 
 `main.py` prints the line and exits with status 2. Any other ValueError is a fault of ours. The functions that
 read the numbers of a user, who may give those of Python, numpy or torch, return plain ones or raise such an
-error. No torch.
+error.
 """
 
 from __future__ import annotations

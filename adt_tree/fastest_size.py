@@ -1,4 +1,4 @@
-"""`--total_token auto`: the size of self-drafted trees, chosen by what their steps cost here. No torch.
+"""The size of self-drafted trees, chosen by what their steps cost here.
 
 A larger tree commits more codes per step and makes it longer. How much longer is measured: the first steps
 try every size in turn. A wrong choice costs time but no codes: images do not depend on their trees.
@@ -24,7 +24,7 @@ MEMORY = 1000.0  # a forgets old steps over about MEMORY / gain(n) of them
 
 @dataclass(frozen=True, slots=True)
 class AutoTree:
-    """Trees whose size is chosen while decoding: the value of Method.tree for `--total_token auto`."""
+    """Trees whose size is chosen while decoding: a value of Method.tree."""
 
     def __str__(self) -> str:
         """Returns the name of these trees in the fingerprint of a run."""

@@ -1,4 +1,4 @@
-"""The cells of an image as rasters. Most models generate one, some a small preview before it. No torch."""
+"""The cells of an image as rasters. Most models generate one, some a small preview before it."""
 
 from __future__ import annotations
 

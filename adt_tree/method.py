@@ -1,30 +1,55 @@
-"""The table of decoding methods, and Method: one of them with its settings. No torch.
+"""The table of decoding methods, and Method: one of them with its settings.
 
 A row of METHODS holds all that the program knows of a method, except for the method's arithmetic. Everything
 else follows from the rows: the checks below, the engine's choice of proposer and rule, the command line
-(choices, defaults, help and refusals), the names that bench takes, and the list on the demo page.
+(choices, defaults, help and refusals), the names that bench takes, and the list on the demo page. `lab` adds
+rows when it is imported.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 from adt_tree.errors import UserError, instance, shown
 from adt_tree.fastest_size import AutoTree
-from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, Tree, TreeShape, self_drafted, windowed
-from adt_tree.sampling import Sampling
-from adt_tree.settings import RELAXED as RELAXED
-from adt_tree.settings import Annealing, Groups, Lantern, RelaxedRule, Rows, Runs
+from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeSettings, TreeShape, self_drafted
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 
 VERIFY = ("coupled", "rejection")  # "coupled" gives the AR baseline's image; "rejection": the published rules
 RULES = ("fixed", "reference")  # arithmetic of "rejection": ours, or the released code's where it differs
-CONTROLS = ("accept-none", "accept-all")
 LANTERN_SUFFIX = "-lantern"
 SHAPE_OPTIONS = ("total_token", "depth", "draft_top_k")
 ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if item.name != "budget")
-ROWS_SUFFIX = "-rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """Settings with which a method does not keep the model's distribution. `lab` has them.
+
+    Subclasses are frozen dataclasses: equal settings make equal images, and str() is a part of a run's
+    fingerprint.
+    """
+
+    module: ClassVar[str | None] = None  # whose build() makes the engine; None: one that decodes as usual
+    raster_order: ClassVar[bool] = True  # the codes of an image are committed one after the other
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The settings that a user may change."""
+        return tuple(item.name for item in fields(self))
+
+    @property
+    def suffix(self) -> str:
+        """The end of a method's label where the method keeps the distribution without these settings."""
+        return ""
+
+    def fits(self, spec: MethodSpec) -> bool:
+        """True if the method of that row takes these settings."""
+        return type(spec.relaxed) is type(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +58,9 @@ class MethodSpec:
 
     name: str
     about: str  # one line for --help
-    module: str | None = None  # of adt_tree, that drafts; None: the AR baseline
+    module: str | None = None  # that drafts; None: the AR baseline
     network: bool = False  # true if it needs the drafter network
-    tree: Tree | type | None = None  # default tree, or only its type if it depends on the model family
+    tree: TreeSettings | type | None = None  # default tree; its type alone if each family has its own
     tree_options: tuple[str, ...] = ()  # options that change the tree
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
     verify: tuple[str, ...] = ()  # rules that may verify its drafts; () if its proposer is the rule as well
@@ -43,9 +68,9 @@ class MethodSpec:
     seed_cells: tuple[str, ...] = ()  # cells that may be copied to unscored positions; the default first
     auto: bool = False  # true if its trees are sized while decoding unless a size is given
     exact: bool = True  # true if a seed gives the AR baseline's image under the coupled rule
-    # The settings of a rule that does not keep the distribution, or only their type if the method keeps it
-    # unless it is given such settings.
-    relaxed: RelaxedRule | type | None = None
+    # Default settings of a rule that does not keep the distribution. An exact row keeps it unless it is given
+    # such settings.
+    relaxed: Relaxed | None = None
     rival: bool = False  # true for a published method with which bench compares self-draft
 
     @property
@@ -54,14 +79,14 @@ class MethodSpec:
         return self.tree if isinstance(self.tree, type) else type(self.tree)
 
     @property
-    def relaxed_type(self) -> type:
-        """The type of the settings of its relaxed rule; NoneType if it takes none."""
-        return self.relaxed if isinstance(self.relaxed, type) else type(self.relaxed)
+    def usual_relaxed(self) -> Relaxed | None:
+        """The settings of a relaxed rule where none are given; None: it keeps the distribution."""
+        return None if self.exact else self.relaxed
 
     @property
     def drafter(self) -> str:
         """The value of the published flag --drafter_type for this method."""
-        if self.module is None and self.relaxed is None:
+        if self.module is None and not self.rival:
             return "none"
         return "eagle" if self.network and not self.rival else self.name.removeprefix("adt-")
 
@@ -75,10 +100,8 @@ class MethodSpec:
             "rules": "rejection" in self.verify,
             "seed_cells": bool(self.seed_cells),
         }
-        rule = {item.name for item in fields(self.relaxed)} if self.relaxed else set()
-        if self.module is None:
-            rule -= {"row_lag"}  # without drafts a row always keeps its lag
-        return frozenset(self.tree_options) | rule | {name for name, reads in read.items() if reads}
+        relaxed = self.relaxed.options if self.relaxed else ()
+        return frozenset((*self.tree_options, *relaxed)) | {name for name, reads in read.items() if reads}
 
 
 EAGLE_2 = MethodSpec(
@@ -102,18 +125,6 @@ SELF_DRAFT = MethodSpec(
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
     lantern=True,
     seed_cells=("above", "left", "both"),
-    relaxed=Rows,
-)
-SJD = MethodSpec(
-    "sjd",
-    "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
-    module="lab.rivals.sjd",
-    tree=windowed(15, 1),  # the sizes of the rivals are the published ones
-    tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
-    resize=windowed,
-    seed_cells=("random", "left", "above"),
-    exact=False,
-    rival=True,
 )
 METHODS: dict[str, MethodSpec] = {
     spec.name: spec
@@ -143,79 +154,6 @@ METHODS: dict[str, MethodSpec] = {
             tree_options=("total_token", *ADAPTIVE_OPTIONS),
             resize=None,
             auto=False,
-            relaxed=None,
-        ),
-        SJD,
-        replace(
-            SJD,
-            name="sjd-coupled",
-            about="sjd that keeps drafts by maximal coupling (2510.24211)",
-            tree=windowed(63, 1),
-            module="lab.rivals.sjd_coupled",
-        ),
-        replace(
-            SJD,
-            name="sjd-gumbel",
-            about="a Jacobi window with noise fixed per position (2510.24211): self-draft without a history",
-            module="lab.rivals.sjd_gumbel",
-            tree=windowed(63, 1),
-            verify=("coupled",),
-            exact=True,
-        ),
-        replace(
-            SJD,
-            name="sjd-pac",
-            about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
-            tree=windowed(63, 4),
-            tree_options=SHAPE_OPTIONS,
-            module="lab.rivals.sjd_pac",
-        ),
-        replace(
-            SJD,
-            name="gsd",
-            about="sjd that counts the probability of a group around a draft (GSD, 2508.07747); relaxed",
-            module="lab.rivals.gsd",
-            relaxed=Groups(),
-        ),
-        replace(
-            SJD,
-            name="sjd-sv",
-            about="sjd that judges runs of drafts by one joint ratio (SJD-SV, 2609.13245); relaxed",
-            module="lab.rivals.sjd_sv",
-            relaxed=Runs(),
-        ),
-        replace(
-            SJD,
-            name="cool-sjd",
-            about="sjd by the rule of cool-sd, a variant of ours; relaxed",
-            module="lab.rivals.cool_sjd",
-            relaxed=Annealing(),
-        ),
-        MethodSpec(
-            "cool-sd",
-            "eagle-1 that relaxes the first levels of its trees most (Cool-SD, 2601.09212); relaxed",
-            module="lab.rivals.cool_sd",
-            network=True,
-            tree=StaticTree,
-            tree_options=("tree_choices",),
-            exact=False,
-            rival=True,
-            relaxed=Annealing(),
-        ),
-        MethodSpec(
-            "zipar",
-            "ar in several rows at once (ZipAR, 2412.04062), which changes the distribution",
-            exact=False,
-            rival=True,
-            relaxed=Rows(),
-        ),
-        replace(
-            SJD,
-            name="pjd",
-            about="sjd in several rows at once (PJD, 2606.05703), which changes the distribution",
-            tree=windowed(7, 1),
-            seed_cells=("random", "left"),
-            relaxed=Rows(),
         ),
     )
 }
@@ -235,7 +173,8 @@ def split_name(name: str) -> tuple[str, bool]:
 def method_spec(name: str) -> MethodSpec:
     """Returns the row of that name. UserError if there is none."""
     if not isinstance(name, str) or name not in METHODS:
-        raise UserError(f"method {shown(name)}: choose one of {', '.join(METHODS)}")
+        hint = "" if "lab" in sys.modules else "; `import lab` adds rivals"
+        raise UserError(f"method {shown(name)}: choose one of {', '.join(METHODS)}{hint}")
     return METHODS[name]
 
 
@@ -249,13 +188,12 @@ class Method:
 
     name: str
     sampling: Sampling
-    tree: Tree | None = None  # of the row's tree_type
+    tree: TreeSettings | None = None  # of the row's tree_type
     lantern: Lantern | None = None
     verify: str = "coupled"  # one of VERIFY
     rules: str = "fixed"  # one of RULES
     seed_cells: str | None = None  # one of the row's seed_cells; None: the first of them
-    control: str | None = None  # one of CONTROLS: a bound that bench measures, not an image
-    relaxed: RelaxedRule | None = None  # settings of a relaxed rule; None: those of the row, if it has any
+    relaxed: Relaxed | None = None  # None: the row's usual_relaxed
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -268,7 +206,6 @@ class Method:
         settings = {
             "verify": (self.verify if self.verify != "coupled" else None, spec.verify),
             "rules": (self.rules, RULES),
-            "control": (self.control, CONTROLS),
             "seed_cells": (self.seed_cells, spec.seed_cells),
         }
         for setting, (value, allowed) in settings.items():
@@ -277,12 +214,10 @@ class Method:
                 raise UserError(f"{setting} {value!r}: method {self.name} does not take it; {choices}")
         if self.lantern is not None and not spec.lantern:
             raise UserError(f"lantern: method {self.name} does not take it; leave it out")
-        if self.relaxed is not None and type(self.relaxed) is not spec.relaxed_type:
-            raise UserError(f"{self.relaxed}: method {self.name} does not take it; leave it out")
-        if self.several_rows and self.control:
-            raise UserError(
-                f"control {self.control}: method {self.name} takes none with several rows at once"
-            )
+        if self.relaxed is not None:
+            instance("relaxed", self.relaxed, Relaxed)
+            if not self.relaxed.fits(spec):
+                raise UserError(f"{self.relaxed}: method {self.name} does not take it; leave it out")
         if isinstance(self.tree, AutoTree):
             self._check_auto()
 
@@ -302,16 +237,19 @@ class Method:
         return method_spec(self.name)
 
     @property
-    def relaxed_rule(self) -> RelaxedRule | None:
+    def relaxed_rule(self) -> Relaxed | None:
         """The settings of its relaxed rule; None if it keeps the distribution."""
-        usual = self.spec.relaxed
-        return self.relaxed or (None if isinstance(usual, type) else usual)
+        return self.relaxed or self.spec.usual_relaxed
 
     @property
-    def several_rows(self) -> Rows | None:
-        """The settings of several rows at once; None: one row after the other."""
-        rule = self.relaxed_rule
-        return rule if isinstance(rule, Rows) else None
+    def raster_order(self) -> bool:
+        """True if the codes of an image are committed one after the other."""
+        return self.relaxed_rule is None or self.relaxed_rule.raster_order
+
+    @property
+    def ordered_sampling(self) -> Sampling:
+        """Its sampling, with the filters in the order of its rules."""
+        return replace(self.sampling, top_p_first=self.rules == "reference")
 
     @property
     def drafting(self) -> bool:
@@ -342,11 +280,10 @@ class Method:
         """True if a seed gives the AR baseline's image, code for code.
 
         Under the coupled rule it does, and under every rule at temperature 0. Rejection keeps only the
-        distribution, as do rivals with a rule of their own; LANTERN, other relaxed rules and controls keep
-        neither.
+        distribution, as do rivals with a rule of their own; LANTERN and other relaxed rules keep neither.
         """
         coupled = self.verify == "coupled" and self.spec.exact
-        changed = self.lantern or self.relaxed_rule or self.control
+        changed = self.lantern or self.relaxed_rule
         return not changed and (coupled or self.greedy)
 
     @property
@@ -360,7 +297,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """The name, with the suffixes of LANTERN and of several rows, or with the control."""
-        suffix, control = LANTERN_SUFFIX if self.lantern else "", f":{self.control}" if self.control else ""
-        rows = ROWS_SUFFIX if self.several_rows and not isinstance(self.spec.relaxed, Rows) else ""
-        return f"{self.name}{suffix}{rows}{control}"
+        """The name, with the suffixes of LANTERN and of relaxed settings that the row does not imply."""
+        lantern = LANTERN_SUFFIX if self.lantern else ""
+        relaxed = self.relaxed.suffix if self.relaxed and not self.spec.usual_relaxed else ""
+        return f"{self.name}{lantern}{relaxed}"

@@ -21,12 +21,11 @@ from adt_tree.engine import Engine
 from adt_tree.engine_cache import EngineCache, size_of
 from adt_tree.errors import UserError, as_seed, instance, shown
 from adt_tree.grid import Grid
-from adt_tree.method import METHODS, SELF_DRAFT, Lantern, Method
-from adt_tree.policy import Tree
+from adt_tree.method import METHODS, SELF_DRAFT, Method
+from adt_tree.policy import TreeSettings
 from adt_tree.records import Decoded, Step, tau
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
-from adt_tree.settings import Rows
+from adt_tree.settings import Lantern, Sampling
 from models.checkpoint.files import expanded
 from models.family import DEFAULTS, LoadOptions
 from models.loading import load, pick_graphs
@@ -142,7 +141,7 @@ class Pipeline:
         name: str | Method | None = None,
         *,
         sampling: Sampling | None = None,
-        tree: Tree | None = None,
+        tree: TreeSettings | None = None,
         lantern: Lantern | None = None,
     ) -> Method:
         """Returns a method, by default that of the model. None means the default of the model or method.
@@ -176,7 +175,8 @@ class Pipeline:
         """Names of the methods that decode this model in raster order: without a drafter network, those that
         need none."""
         network = self.model.drafter_net is not None
-        in_order = (spec for spec in METHODS.values() if not isinstance(spec.relaxed, Rows))
+        usual = ((spec, spec.usual_relaxed) for spec in METHODS.values())
+        in_order = (spec for spec, relaxed in usual if relaxed is None or relaxed.raster_order)
         return [spec.name for spec in in_order if network or not spec.network]
 
     @property
@@ -197,7 +197,7 @@ class Pipeline:
         method: str | Method | None = None,
         *,
         sampling: Sampling | None = None,
-        tree: Tree | None = None,
+        tree: TreeSettings | None = None,
         lantern: Lantern | None = None,
         seed: Seeds = 0,
         batch_size: int = 1,
@@ -221,7 +221,7 @@ class Pipeline:
         method: str | Method | None = None,
         *,
         sampling: Sampling | None = None,
-        tree: Tree | None = None,
+        tree: TreeSettings | None = None,
         lantern: Lantern | None = None,
         seed: Seeds = 0,
         batch_size: int = 1,

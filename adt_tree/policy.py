@@ -1,4 +1,4 @@
-"""The shapes of draft trees, and the policies that choose one at each cell of the image. No torch."""
+"""The shapes of draft trees, and the policies that choose one at each cell of the image."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ ROOT_ONLY = TreeShape(0, 0, 0)  # of the AR baseline, of idle slots and of image
 SMALLEST = TreeShape(1, 1, 1)  # one drafted node
 
 
-class Tree(Protocol):
-    """The trees of a method. A TreeShape and a StaticTree are fixed; an AdaptiveTree changes its shape from
-    cell to cell, and an AutoTree its size from image to image.
+class TreeSettings(Protocol):
+    """The settings of a method's trees, which make their policy. A TreeShape and a StaticTree are fixed; an
+    AdaptiveTree changes its shape from cell to cell, and an AutoTree its size from image to image.
 
-    Trees are values: str() of equal trees is equal, and it is a part of a run's fingerprint.
+    They are values: str() of equal ones is equal, and it is a part of a run's fingerprint.
     """
 
     @property
@@ -156,25 +156,6 @@ def self_drafted(budget: int, width: int = CANDIDATES) -> TreeShape:
     """
     depth = max(min(budget, PURE_CHAIN), min(MAIN_CHAIN, -(-3 * budget // 4)), budget // 2)
     return TreeShape(depth, width, budget)
-
-
-def num_sibling_nodes(width: int, positions: int) -> int:
-    """Returns the number of nodes outside the main chain if the first `positions` levels have `width`
-    candidates each.
-
-    Level n of such a tree has width ** n nodes, and the main chain takes one of them.
-    """
-    return sum(width**n - 1 for n in range(1, positions + 1))
-
-
-def windowed(budget: int, width: int) -> TreeShape:
-    """Returns the shape of a rival's window (lab.rivals) with `budget` drafted nodes.
-
-    As many of the first two positions as the budget allows have `width` candidates each. A chain takes the
-    rest of the budget.
-    """
-    positions = next((n for n in (2, 1) if budget - num_sibling_nodes(width, n) >= n), 0)
-    return TreeShape(budget - num_sibling_nodes(width, positions), width, budget)
 
 
 # ADT-Tree's constants for self-drafting, where depth is the length of the main chain. A level there costs one

@@ -1,4 +1,4 @@
-"""Records of decoding: a Step for every target call of an image, a Decoded for every image. No torch here."""
+"""Records of decoding: a Step for every target call of an image, a Decoded for every image."""
 
 from __future__ import annotations
 

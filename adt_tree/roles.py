@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
-from adt_tree.method import Method
-from adt_tree.noise import Noise, PositionNoise
+from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
-from adt_tree.relax import Relaxation
-from adt_tree.sampling import PassSampling, Sampling
-from adt_tree.tree import BatchShapes, DraftTree, Topology
-from adt_tree.verify import Control, Coupled, GreedyRelaxed, Rejection, Rule, Verdict
+from adt_tree.sampling import PassSampling
+from adt_tree.settings import Sampling
+from adt_tree.tree import BatchShapes, DraftTree
+from adt_tree.verify import Verdict
 
 # noise_below(levels) is the noise of the `levels` positions below the roots; level l is for depth l + 1.
 NoiseBelow = Callable[[int], PositionNoise]
@@ -114,14 +113,19 @@ class Padding(Protocol):
         """Returns the number of nodes of a pass over `nodes` nodes."""
 
 
-class Target(Protocol):
-    """The model whose distribution is sampled."""
+class Batch(Protocol):
+    """What a proposer knows of the trees that it drafts together."""
 
     grid: Grid
     num_codes: int
-    slots: int
+    slots: int  # number of trees
     device: torch.device
     run: Run  # calls the parts of a step that run on the device
+
+
+class Target(Batch, Protocol):
+    """The model whose distribution is sampled. One tree per image in flight."""
+
     compile: Callable[[Any], Any]  # returns a function of tensors compiled or, by default, as it is
 
     @property
@@ -238,37 +242,3 @@ class Model(Protocol):
     def nearest(self, k: int, table: Path | None) -> Tensor:
         """Returns the k nearest other codes of every code, [V, k] int64. table: a file or folder to read them
         from."""
-
-
-@dataclass(frozen=True, slots=True)
-class MethodOnModel:
-    """One method on one model: the argument of `make` in the modules that METHODS names, which return its
-    proposer and its rule."""
-
-    model: Model
-    method: Method
-    sampling: Sampling  # the sampling of the method, with the filters in the order of method.rules
-    target: Target
-    shape: TreeShape  # the largest tree that the policy can ask for
-
-    def rule(self, topology: Topology | None = None) -> Rule:
-        """Returns the verification rule that the method names, for static trees of one topology or for
-        dynamic ones. Greedy decoding without LANTERN is the coupled rule without noise."""
-        model, method = self.model, self.method
-        noise = Noise(model.num_codes, silent=method.greedy)
-        if method.control is not None:
-            return Control(noise, accept=method.control == "accept-all")
-        relaxation = None
-        if method.lantern is not None:
-            k = method.lantern.neighbours(model.num_codes)
-            table = Path(method.lantern.table) if method.lantern.table else None
-            relaxation = Relaxation(model.nearest(k + 1, table), k, method.lantern.delta)
-        if method.greedy and relaxation is not None:
-            order = None
-            if topology is not None:
-                order = torch.tensor(topology.row_order, device=self.target.device)
-            return GreedyRelaxed(model.num_codes, relaxation, order)
-        if method.greedy or method.verify == "coupled":
-            return Coupled(noise, relaxation)
-        static, reference = topology is not None, method.rules == "reference"
-        return Rejection(model.num_codes, static, relaxation, reference)

@@ -1,63 +1,17 @@
 """The distribution that is sampled: guidance, temperature, top-k and top-p, each defined once.
 
-Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), B images, V codes. This file
-calls methods of tensors and no function of torch, so that importing it does not import torch.
+Dimensions: G guidance branches (2: conditional, unconditional; 1: no guidance), B images, V codes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from adt_tree.errors import integer, real, store
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """The settings of the distribution. Temperature 0 is greedy decoding; top_k 0, top_p 1 and guidance 1
-    each switch their step off. UserError for a number out of range."""
-
-    temperature: float = 1.0  # 0 to 100
-    top_k: int = 0
-    top_p: float = 1.0
-    guidance: float = 3.0  # 0 to 100
-    top_p_first: bool = False  # true: top-p before top-k, as in the released EAGLE code
-
-    def __post_init__(self) -> None:
-        numbers = {
-            "temperature": real("temperature", self.temperature, most=100),
-            "top_k": integer("top_k", self.top_k),
-            "top_p": real("top_p", self.top_p, most=1, above=0),
-            "guidance": real("guidance", self.guidance, most=100),
-        }
-        store(self, numbers)
-
-    @property
-    def greedy(self) -> bool:
-        """True if the argmax is taken: up to a temperature of 1e-5, as in the published code."""
-        return self.temperature <= 1e-5
-
-    def as_tensors(self, like: Tensor) -> PassSampling:
-        """Returns the settings of a pass whose images all have these, on the device of a tensor."""
-        # An empty tensor has new_tensor() too, without an import of torch.
-        return PassSampling.of(like[:0].float().new_tensor([self.row]), [self])
-
-    @property
-    def row(self) -> tuple[float, float, float, bool]:
-        """The row of an image in PassSampling.numbers."""
-        if self.greedy:  # a temperature of 1 leaves the logits as they are
-            return 1.0, self.guidance, math.inf, True
-        return self.temperature, self.guidance, self.top_p if self.top_p < 1 else math.inf, False
-
-    @property
-    def branches(self) -> int:
-        """Rows per image in a pass: 2 under classifier-free guidance, else 1."""
-        return 1 if self.guidance == 1 else 2
+from adt_tree.settings import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +41,11 @@ class PassSampling:
             has_top_p=any(sampling.top_p < 1 for sampling in filtered),
             top_p_first=samplings[0].top_p_first,
         )
+
+    @staticmethod
+    def uniform(sampling: Sampling, device: torch.device) -> PassSampling:
+        """Returns the settings of a pass whose images all have this sampling."""
+        return PassSampling.of(torch.tensor([sampling.row], dtype=torch.float32, device=device), [sampling])
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:

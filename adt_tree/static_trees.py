@@ -1,4 +1,4 @@
-"""The static trees of EAGLE-1 as published, and a chain. No torch."""
+"""The static trees of EAGLE-1 as published, and a chain."""
 
 from __future__ import annotations
 

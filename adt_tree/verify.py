@@ -2,7 +2,7 @@
 
 A rule decides about all nodes of all images at once, with tensor operations alone, so the host never waits
 for it. The accepted path is the chain of accepted nodes that begins at the root. x is a drafted code; A(x)
-and S_j* are LANTERN's (adt_tree.relax).
+and S_j* are LANTERN's (adt_tree.lantern).
 
 Dimensions: B images, N nodes, V codes, A path slots (DraftTree.longest), K neighbours.
 """
@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adt_tree.lantern import Relaxation
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
-from adt_tree.relax import Relaxation
 from adt_tree.tree import DraftTree, rows_at
 
 TINY = torch.finfo(torch.float32).tiny  # replaces a divisor of 0 where the quotient is not used
@@ -135,29 +135,6 @@ class Coupled:
         key[:, 0] = far * nodes  # the root is its own parent in the arrays, but must not compete
         best = torch.full_like(key, far * nodes).scatter_reduce(1, tree.parents, key, "amin")
         return (key == best.gather(1, tree.parents)) & (rank < far)
-
-
-class Control(Coupled):
-    """A rule that ignores the target: it accepts no draft, or the first child of every node.
-
-    `bench` uses it to measure what a step costs and what perfect drafts would bring; the codes are not an
-    image of the model. The code after the path and the first code of an image are still the target's choice.
-    """
-
-    def __init__(self, noise: Noise, accept: bool) -> None:
-        """accept: true to accept the first child of every node, false to accept no draft."""
-        super().__init__(noise)
-        self.accept = accept
-
-    def __call__(
-        self, tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
-    ) -> Verdict:
-        hit = torch.zeros_like(tree.valid)
-        if self.accept and tree.width:
-            child, exists = next(iter(children(tree)))
-            hit |= torch.zeros_like(hit).scatter(1, child, exists)
-        hit[:, 0] = True
-        return verdict_from_hits(tree, hit, perturbed.argmax(dim=-1))
 
 
 class GreedyRelaxed:

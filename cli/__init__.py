@@ -2,3 +2,5 @@
 
 The docstring of a class of options is the heading of these options in --help (cli/parser.py).
 """
+
+import lab as lab  # its rows of METHODS are choices of --method

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
-from adt_tree.method import CONTROLS, LANTERN_SUFFIX, METHODS, RELAXED, Method, all_names, split_name
+from adt_tree.method import LANTERN_SUFFIX, METHODS, Method, all_names, split_name
+from adt_tree.settings import RELAXED
 from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
@@ -41,6 +42,7 @@ from cli.options import (
 )
 from cli.parser import as_written, declare, option
 from cli.relaxed import LanternOptions, RowOptions
+from lab.settings import CONTROLS, Control
 from models.registry import PUBLISHED, SPECS
 from storage.prompts import BENCH_FILE, Prompt, PromptSettings, load_prompts, make_requests, repeated
 
@@ -235,9 +237,11 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     distinct: dict[tuple[Method, int], Configuration] = {}
     options_read: set[str] = set()
     names_measured: set[str] = set()
-    every = product(options.temperatures, names, options.total_token or (None,), product(*varied.values()))
-    for temperature, name, nodes, pairs in every:
-        values = {"temperature": temperature, "total_token": nodes, **dict(pairs)}
+    baseline = ("ar", {"row_start": None})  # in raster order; ar among --methods reads --row_start
+    entries: list[tuple[str, dict[str, Any]]] = [baseline, *((name, {}) for name in options.methods)]
+    every = product(options.temperatures, entries, options.total_token or (None,), product(*varied.values()))
+    for temperature, (name, fixed_values), nodes, pairs in every:
+        values = {"temperature": temperature, "total_token": nodes, **dict(pairs), **fixed_values}
         method_options = options_of(options, name, values)
         if not all(takes(METHODS[split_name(name)[0]], *pair) for pair in pairs):
             continue
@@ -251,7 +255,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
             # A control accepts wrong drafts, so an AutoTree could learn nothing from its steps.
             fixed = bool(control) and isinstance(method.tree, AutoTree)
             tree = SPECS[options.model].default_tree(method.name) if fixed else method.tree
-            final = replace(method, tree=tree, control=control)
+            final = replace(method, tree=tree, relaxed=Control(control) if control else method.relaxed)
             size = total_token(tree)
             configuration = Configuration(
                 final.label, temperature, batch_size, size, shown, final.exact, final.shares_noise
@@ -261,7 +265,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         if name not in names_measured:
             words = " ".join(f"--vary {key}" for key in varied)
             raise UserError(f"{words}: method {name} takes none of these values; leave the method out")
-    if options.controls and not any(method.control for method, _ in distinct):
+    if options.controls and not any(isinstance(method.relaxed, Control) for method, _ in distinct):
         controls = as_written(options, "controls")
         raise UserError(f"{controls}: none of --methods is exact and drafts; leave it out")
     written = {name: as_written(options, name) for name in METHOD_OPTIONS}

@@ -25,7 +25,7 @@ def run(options: Options) -> None:
     """
     import numpy as np
 
-    from adt_tree.relax import nearest_table
+    from adt_tree.lantern import nearest_table
     from cli.model_from_options import load_without_drafter
     from models.checkpoint.files import replacing
 

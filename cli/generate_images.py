@@ -56,11 +56,11 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
     method, prompts = method_from(options), load_prompts(PromptSettings.of(vars(options)))
-    maps = method.drafting and not method.several_rows
+    maps = method.drafting and method.raster_order
     if options.heatmaps and not maps:
-        reason = "decodes several rows at once" if method.several_rows else "drafts no trees"
+        reason = "decodes several rows at once" if not method.raster_order else "drafts no trees"
         refuse_unread(options, ("heatmaps",), f"method {method.name} {reason}")
-    if options.record and method.several_rows:
+    if options.record and not method.raster_order:
         refuse_unread(options, ("record",), "a race shows images that grow in raster order")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from models.checkpoint.files import write_json
@@ -209,7 +209,7 @@ def plot(
 
     images = [(folder.png(prompt.name), prompt.text) for prompt in prompts]
     draw(figures.contact_sheet, images, held_out_texts(), path=folder.root / "contact_sheet.png")
-    for prompt in prompts[: options.heatmaps] if method.drafting and not method.several_rows else ():
+    for prompt in prompts[: options.heatmaps] if method.drafting and method.raster_order else ():
         path = folder.root / f"heatmap_{file_name(prompt.name)}.png"
         steps, picture = folder.read(prompt.name).steps, folder.png(prompt.name)
         draw(figures.heatmap, picture, prompt.text, steps, pipe.model.grid, path=path)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
-from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Lantern, Method, MethodSpec, RelaxedRule
-from adt_tree.policy import INITS, AdaptiveTree, Tree, TreeShape
+from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
+from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
+from adt_tree.settings import Lantern
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, check_model, sampling_of
 from cli.parser import Options, as_written, declare, option
@@ -24,7 +25,7 @@ from models.registry import SPECS
 AUTO = "auto"  # value of --total_token: the size of trees is chosen while decoding
 
 
-def total_token(tree: Tree | None) -> int | str | None:
+def total_token(tree: TreeSettings | None) -> int | str | None:
     """Returns the value of --total_token that gives this tree: the number of nodes of the largest dynamic
     tree, root included, or "auto"; None for static trees and the AR baseline."""
     if isinstance(tree, AutoTree):
@@ -235,16 +236,14 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
     )
 
 
-def relaxed_rule(options: DecodingOptions, spec: MethodSpec) -> RelaxedRule | None:
+def relaxed_rule(options: DecodingOptions, spec: MethodSpec) -> Relaxed | None:
     """Returns the settings of a relaxed rule, changed by the options; None if the method keeps the
     distribution, or does so without these options."""
     if spec.relaxed is None:
         return None
-    given = {item.name: getattr(options, item.name) for item in fields(spec.relaxed)}
+    given = {name: getattr(options, name) for name in spec.relaxed.options}
     changes = {name: value for name, value in given.items() if value is not None}
-    if isinstance(spec.relaxed, type):
-        return spec.relaxed(**changes) if changes else None
-    return replace(spec.relaxed, **changes)
+    return replace(spec.relaxed, **changes) if changes else spec.usual_relaxed
 
 
 def selected(options: DecodingOptions) -> MethodSpec:
@@ -296,8 +295,6 @@ def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
                 reasons[name] = "it needs --lantern"
         elif name not in spec.options:
             reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {readers(name)}"
-        elif name.startswith("row_") and isinstance(spec.relaxed, type) and options.row_start is None:
-            reasons[name] = "it needs --row_start"
         elif name in ("depth", "draft_top_k") and options.total_token in (AUTO, 1):
             reasons[name] = (
                 f"--total_token {options.total_token} sets the whole shape; give another number of nodes"
@@ -315,7 +312,7 @@ def takes(spec: MethodSpec, name: str, value: Any) -> bool:
     return name not in spec.options or value in allowed
 
 
-def tree_of(options: DecodingOptions, spec: MethodSpec) -> Tree | None:
+def tree_of(options: DecodingOptions, spec: MethodSpec) -> TreeSettings | None:
     """Returns the model's default tree for the method, changed by the options that are given."""
     if options.total_token == AUTO:
         return AutoTree()

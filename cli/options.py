@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from adt_tree.errors import UserError
-from adt_tree.method import Annealing, Groups, Runs
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from cli.parser import Options, as_written, declare, option
+from lab.settings import Annealing, Groups, Runs
 from models.family import PRECISIONS, TOP_K, ModelFamily
 from models.registry import SPECS, spec_of
 from storage.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR

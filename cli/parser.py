@@ -32,7 +32,10 @@ from models.checkpoint.files import expanded, read_text, reading
 Class = TypeVar("Class")
 NOT_IN_FILES = ("help", "config", "debug")
 # Arguments of the library whose flag has another name; model_type is a key of config.json there.
-ARGUMENTS = {"guidance": "cfg", "seed": "random_seed", "budget": "total_token"}
+ARGUMENTS = {
+    "guidance": "cfg", "seed": "random_seed", "budget": "total_token", "lantern.delta": "lantern_delta",
+    "lantern.k": "lantern_k",
+}  # fmt: skip
 PATHS = ("DIR", "FILE", "PATH", "PLACE", "RESULT")  # units of options that name files
 
 
@@ -99,7 +102,7 @@ def with_flags(line: str, cls: type[Options]) -> str:
     """Returns a message of the library with flags in place of the names of its arguments.
 
     A message begins with the argument and its value, as in "target_size 700: ..."; elsewhere in the line a
-    name is recognised by its underscore.
+    name is recognised by its underscore or point.
     """
     names = {item.name: item.name for item in fields(cls) if item.name != "model_type"}
     names |= {argument: name for argument, name in ARGUMENTS.items() if name in names}
@@ -108,7 +111,7 @@ def with_flags(line: str, cls: type[Options]) -> str:
     if ":" in rest or name.endswith(":"):
         bare = name.removesuffix(":")
         line = flags.get(bare, bare) + line.removeprefix(bare)
-    return re.sub(r"(?<![\w./-])\w+_\w+(?![\w./-])", lambda word: flags.get(word[0], word[0]), line)
+    return re.sub(r"(?<![\w./-])\w+[_.]\w+(?![\w./-])", lambda word: flags.get(word[0], word[0]), line)
 
 
 class Parser(argparse.ArgumentParser):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adt_tree.method import METHODS, RELAXED
-from adt_tree.settings import FIRST, INPUTS, LAGS, Lantern
+from adt_tree.method import METHODS
+from adt_tree.settings import RELAXED, Lantern
 from cli.parser import Options, declare, option
 
 PUBLISHED_LANTERN = Lantern()
@@ -46,24 +46,8 @@ class RowOptions(Options):
     """several rows at once"""
 
     row_start: int | None = option(
-        "zipar, pjd, self-draft: begin a row when the row above it has this many cells, its row end "
+        f"{readers('row_start')}: begin a row when the row above it has this many cells, its row end "
         "included; fewer give fewer passes and another distribution, a whole row gives raster order "
-        "(default: a third of a row in zipar and pjd, raster order in self-draft)",
+        "(default: a third of a row in zipar and pjd, raster order in the others)",
         unit="CELLS",
-    )
-    row_lag: str | None = option(
-        "keep: a row stays --row_start cells behind the row above; start: it may catch up once it has begun, "
-        "as PJD published (default: keep)",
-        choices=LAGS,
-    )
-    row_input: str | None = option(
-        "code that a row begins with while the row above is not finished; newest: the newest of that row, "
-        "as published; end: the last one of the newest finished row, before there is one the first one of "
-        "the row above (default: end)",
-        choices=INPUTS,
-    )
-    row_first: str | None = option(
-        "plain: the second row waits for the whole first row, as ZipAR published; overlap: it begins as all "
-        "others (default: overlap)",
-        choices=FIRST,
     )

@@ -16,8 +16,9 @@ from pathlib import Path
 import gradio as gr
 
 from adt_tree.errors import UserError
-from adt_tree.method import METHODS, RELAXED
+from adt_tree.method import METHODS
 from adt_tree.pipeline import Pipeline, StreamStep
+from adt_tree.settings import RELAXED
 from demo.race_page import race_frame
 from demo.recording import recording_of
 

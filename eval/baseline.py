@@ -24,7 +24,8 @@ from transformers.utils import logging
 from adt_tree.noise import Noise
 from adt_tree.records import Decoded, Step
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from eval.harness import Configuration
 from models.model import DTYPES, Model
 
@@ -80,7 +81,7 @@ class TransformersDecoder:
         positions = (torch.arange(width, device=device) - pad).clamp(min=0)
         self.noise.begin(0, request.seed)
         self.cache.reset()
-        settings = self.sampling.as_tensors(positions)
+        settings = PassSampling.uniform(self.sampling, positions.device)
         for number in range(self.model.grid.size):
             logits = self._pass(tokens, unpadded[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)

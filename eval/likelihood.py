@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from adt_tree.roles import Target
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 
@@ -24,7 +25,7 @@ def nll(target: Target, sampling: Sampling, prompt: object, image: Sequence[int]
     following = iter(image)
     cells = torch.tensor([0 if end else next(following) for end in ends], device=target.device)
     logits = target.prefill(0, prompt).logits[:, None]
-    settings, first = sampling.as_tensors(logits), 0
+    settings, first = PassSampling.uniform(sampling, logits.device), 0
     values = [log_probs(logits, settings)[:, cells[0]]]
     for codes in cells[:-1].split(NODES):  # each code as the parent of the next
         depths = torch.arange(len(codes), device=target.device)[None]

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from adt_tree.engine import Engine
 from adt_tree.ranges import Span, clocked
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models import footprint
 from models.model import Model
 from storage.process import synchronise
@@ -54,7 +54,9 @@ def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
     estimate = sum(x.nbytes for x in tensors if x.is_cuda)
     for engine in engines:
         target = engine.target
-        dims = model.dimensions(target.slots, engine.sampling, engine.max_nodes, target.max_prompt)
+        dims = model.dimensions(
+            target.slots, engine.method.ordered_sampling, engine.max_nodes, target.max_prompt
+        )
         estimate += footprint.decoding_peak(replace(dims, side=0))
     return {"peak_bytes": torch.cuda.max_memory_allocated(model.device), "estimate_bytes": estimate}
 

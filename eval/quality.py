@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from eval.harness import Decodes, Outcome
 from eval.likelihood import NODES, nll
 from eval.metrics.recogniser import Recogniser

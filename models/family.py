@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import CheckpointError, UserError, store
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import method_spec
-from adt_tree.policy import AdaptiveTree, Tree, TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.policy import AdaptiveTree, TreeSettings, TreeShape
+from adt_tree.settings import Sampling
 from adt_tree.static_trees import StaticTree
 from models.checkpoint.files import expanded
 from models.checkpoint.hub import locate
@@ -218,7 +218,7 @@ class ModelFamily:
         """The default folder of the drafter, if there is none beside its target."""
         return self.drafter.folder if self.drafter else self.home / "trained_drafters"
 
-    def default_tree(self, method: str, auto: bool = False) -> Tree | None:
+    def default_tree(self, method: str, auto: bool = False) -> TreeSettings | None:
         """Returns the default tree of a method, or this family's tree if the method names a type alone.
 
         auto: return AutoTree for a method that sizes its trees while it decodes, unless told otherwise.
@@ -226,7 +226,7 @@ class ModelFamily:
         """
         row = method_spec(method)
         tree = AutoTree() if auto and row.auto else row.tree
-        by_type: dict[type, Tree] = {
+        by_type: dict[type, TreeSettings] = {
             StaticTree: StaticTree(self.static_tree),
             TreeShape: self.tree,
             AdaptiveTree: self.adaptive,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
-from adt_tree.relax import nearest_table
+from adt_tree.lantern import nearest_table
 from adt_tree.roles import Drafter
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.cell_tokens import CellIds
 from models.checkpoint.files import expanded
 from models.checkpoint.stored_module import StoredModule

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from adt_tree.engine_cache import EngineKey
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from adt_tree.method import Lantern, Method
+from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
 from serve.api_errors import ApiError, invalid
 from serve.settings import MAX_IMAGES, Settings
 

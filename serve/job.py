@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from adt_tree.engine_cache import EngineKey
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.target import EncodedPrompt
 
 

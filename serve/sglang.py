@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.codecs.glm_pixels import CELL
 from models.image_tokens import ImageTokens
 from models.layouts.glm_image import grid_of

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+import lab as lab  # its rows of METHODS are tested, too
+
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from tests.support.checkpoints import Checkpoints

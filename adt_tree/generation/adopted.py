@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.image_tokens import ImageTokens
 from models.layouts.adopted import ADOPTION, image_tokens
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.errors import UserError
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 
 # Arguments that a caller may give: some are read here, the others do not change the tokens.
 ACCEPTED = {

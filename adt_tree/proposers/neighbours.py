@@ -10,8 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import DRAFT, row_ends, uniform
-from adt_tree.roles import MethodOnModel, Target
+from adt_tree.roles import Batch
 
 ALL = slice(None)
 
@@ -25,8 +26,8 @@ class Neighbours:
     images. A row end gets its only code, 0, and is no neighbour of other cells.
     """
 
-    def __init__(self, target: Target, cells: str) -> None:
-        grid, device = target.grid, target.device
+    def __init__(self, batch: Batch, cells: str) -> None:
+        grid, device = batch.grid, batch.device
         self.cells, self._outside = cells, grid.length
         # The first position of each position's raster, and the positions from row to row, [P + 1]; the last
         # entry is for positions outside the image.
@@ -39,15 +40,15 @@ class Neighbours:
         if cells == "random":
             seed = torch.zeros(1, dtype=torch.int64, device="cpu")
             positions = torch.arange(grid.length + 1, device="cpu")[None]
-            codes = (target.num_codes * uniform(seed, positions, 1, DRAFT)).long()
+            codes = (batch.num_codes * uniform(seed, positions, 1, DRAFT)).long()
             self._random = codes.flatten().to(device)
         # The committed codes. The extra column receives codes that fall outside an image.
-        self.codes = torch.zeros(target.slots, grid.length + 1, dtype=torch.int64, device=device)
+        self.codes = torch.zeros(batch.slots, grid.length + 1, dtype=torch.int64, device=device)
 
     @classmethod
     def of(cls, setup: MethodOnModel) -> Self:
         """Returns the neighbours that a method copies."""
-        return cls(setup.target, setup.method.copied_cells)
+        return cls(setup.batch, setup.method.copied_cells)
 
     def begin(self, slot: int, code: Tensor) -> None:
         """Starts an image with its first code []. Codes of the slot's last image stay, but no cell copies

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
+from adt_tree.roles import Batch, NoiseBelow, Prefix
 from adt_tree.sampling import PassSampling
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
@@ -31,7 +32,7 @@ SEED_CONFIDENCE = -1.0  # log-confidence of a code that is copied from a neighbo
 
 def make(setup: MethodOnModel) -> tuple[SelfDraftProposer, Rule]:
     """Returns the proposer of self-draft and adt-self-draft, and its rule."""
-    return SelfDraftProposer(setup.target, setup.shape.width, Neighbours.of(setup)), setup.rule()
+    return SelfDraftProposer(setup.batch, setup.shape.width, Neighbours.of(setup)), setup.rule()
 
 
 class SelfDraftProposer:
@@ -43,12 +44,12 @@ class SelfDraftProposer:
     candidates per position, its budget the number of drafted nodes.
     """
 
-    def __init__(self, target: Target, candidates: int, neighbours: Neighbours) -> None:
-        """candidates: K. neighbours: of the target's images, to copy to unscored positions."""
-        self.grid, self._run = target.grid, target.run
-        self.history = History(target.grid.length, target.slots, candidates, target.device)
+    def __init__(self, batch: Batch, candidates: int, neighbours: Neighbours) -> None:
+        """candidates: K. neighbours: of these images, to copy to unscored positions."""
+        self.grid, self._run = batch.grid, batch.run
+        self.history = History(batch.grid.length, batch.slots, candidates, batch.device)
         self._neighbours = neighbours
-        self._position = torch.ones(target.slots, dtype=torch.int64, device=target.device)
+        self._position = torch.ones(batch.slots, dtype=torch.int64, device=batch.device)
 
     def calls(self, shape: TreeShape) -> int:
         return 0

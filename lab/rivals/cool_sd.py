@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adt_tree.method import Annealing
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.proposers.eagle import EagleProposer, proposer
-from adt_tree.roles import MethodOnModel
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import Topology
 from adt_tree.verify import Rejection, Rule
+from lab.settings import Annealing
 
 
 def make(setup: MethodOnModel) -> tuple[EagleProposer, Rule]:
@@ -24,19 +24,17 @@ def make(setup: MethodOnModel) -> tuple[EagleProposer, Rule]:
     tree = setup.method.tree
     assert isinstance(tree, StaticTree)
     topology = Topology(tree.paths)
-    rule = setup.rule(topology)  # at temperature 0 and under a control
-    if not setup.method.greedy and setup.method.control is None:
-        rule = annealed(setup)
+    rule = setup.rule(topology) if setup.method.greedy else annealed(setup)
     return proposer(setup, topology, keep_q=not setup.method.greedy), rule
 
 
 def annealed(setup: MethodOnModel) -> Rejection:
     """Returns the rule of cool-sd. At temperature 0 it is the exact one."""
-    annealing, num_codes = setup.method.relaxed_rule, setup.target.num_codes
+    annealing, num_codes = setup.method.relaxed_rule, setup.batch.num_codes
     assert isinstance(annealing, Annealing)
     if setup.method.greedy:
         return Rejection(num_codes, static=True)
-    weights = weights_of(annealing, setup.shape.depth).to(setup.target.device)
+    weights = weights_of(annealing, setup.shape.depth).to(setup.batch.device)
     return Rejection(num_codes, static=True, weights=weights)
 
 

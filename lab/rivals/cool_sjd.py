@@ -7,7 +7,7 @@ strictly than in sjd.
 
 from __future__ import annotations
 
-from adt_tree.roles import MethodOnModel
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.verify import Rule
 from lab.rivals.cool_sd import annealed
 from lab.rivals.jacobi_window import JacobiWindow, window_and_rule

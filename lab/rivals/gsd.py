@@ -14,19 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.method import Groups
-from adt_tree.roles import MethodOnModel
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rejection, Rule
 from lab.rivals.jacobi_window import JacobiWindow, Judge, decided, window_and_rule
 from lab.rivals.sjd import resample
+from lab.settings import Groups
 
 MAX_ROWS = 2048  # embeddings whose distances median_distance() computes
 
 
 def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of gsd and its rule."""
-    groups, exact = setup.method.relaxed_rule, Rejection(setup.target.num_codes, static=True)
+    groups, exact = setup.method.relaxed_rule, Rejection(setup.batch.num_codes, static=True)
     assert isinstance(groups, Groups)
     return window_and_rule(setup, resample, GroupJudge(groups, setup.model.embeddings, exact.judge))
 

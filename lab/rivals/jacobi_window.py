@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix
+from adt_tree.roles import NoiseBelow, Prefix
 from adt_tree.sampling import PassSampling
 from adt_tree.static_trees import Paths, chain
 from adt_tree.tree import BatchShapes, DraftTree, Topology, rows_at
@@ -56,14 +57,14 @@ Judge = Callable[[DraftTree, Tensor, Tensor], tuple[Tensor, Tensor]]
 def window_and_rule(
     setup: MethodOnModel, tail: Tail, judge: Judge | None = None, paths: Paths | None = None
 ) -> tuple[JacobiWindow, Rule]:
-    """Returns the proposer of a method and its rule, which are one object, except under a control.
+    """Returns the proposer of a method and its rule, which are one object.
 
     judge: None for recursive rejection, which is lossless. paths: the candidates of the window; None: one for
     each position.
     """
-    judge = judge or Rejection(setup.target.num_codes, static=True).judge
+    judge = judge or Rejection(setup.batch.num_codes, static=True).judge
     window = JacobiWindow(setup, Topology(paths or chain(setup.shape.depth)), tail, judge)
-    return window, window if setup.method.control is None else setup.rule()
+    return window, window
 
 
 def decided(judge: Judge, tree: DraftTree, p: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,8 +95,8 @@ class JacobiWindow:
 
     def __init__(self, setup: MethodOnModel, tree: Topology, tail: Tail, judge: Judge) -> None:
         """tree: the candidates of the window."""
-        target, greedy, self._neighbours = setup.target, setup.method.greedy, Neighbours.of(setup)
-        device, num_codes, self._run = target.device, target.num_codes, target.run
+        batch, greedy, self._neighbours = setup.batch, setup.method.greedy, Neighbours.of(setup)
+        device, num_codes, self._run = batch.device, batch.num_codes, batch.run
         self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
         self._tree, self._tail, self.judge, self._greedy = tree, tail, judge, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)
@@ -108,8 +109,8 @@ class JacobiWindow:
         self._ancestors = tree.ancestors().to(device)
         self._readers = torch.tensor(readers(tree), device=device)
         self._offsets = torch.arange(tree.depth, device=device)
-        self.codes = torch.full((target.slots, tree.depth, tree.width), NONE, device=device)
-        shape = (target.slots, tree.depth + 1, num_codes)
+        self.codes = torch.full((batch.slots, tree.depth, tree.width), NONE, device=device)
+        shape = (batch.slots, tree.depth + 1, num_codes)
         self.q = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def calls(self, shape: TreeShape) -> int:

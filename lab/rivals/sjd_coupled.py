@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.roles import MethodOnModel
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.verify import Rule
 from lab.rivals.jacobi_window import JacobiWindow, Judged, window_and_rule
 

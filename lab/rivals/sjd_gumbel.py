@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import MethodOnModel, NoiseBelow, Prefix, Target
+from adt_tree.roles import Batch, NoiseBelow, Prefix
 from adt_tree.sampling import PassSampling
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
@@ -26,19 +27,19 @@ from adt_tree.verify import Rule, Verdict
 
 def make(setup: MethodOnModel) -> tuple[GumbelWindow, Rule]:
     """Returns the proposer of sjd-gumbel and its rule."""
-    return GumbelWindow(setup.shape.depth, setup.target, Neighbours.of(setup)), setup.rule()
+    return GumbelWindow(setup.shape.depth, setup.batch, Neighbours.of(setup)), setup.rule()
 
 
 class GumbelWindow:
     """The proposer of sjd-gumbel, with one window of codes [B, L] per slot."""
 
-    def __init__(self, length: int, target: Target, neighbours: Neighbours) -> None:
-        """length: L. neighbours: of the target's images, to copy to unscored positions."""
-        device = target.device
-        self._run, self._neighbours = target.run, neighbours
+    def __init__(self, length: int, batch: Batch, neighbours: Neighbours) -> None:
+        """length: L. neighbours: of these images, to copy to unscored positions."""
+        device = batch.device
+        self._run, self._neighbours = batch.run, neighbours
         self._offsets = torch.arange(length, device=device)
-        self._codes = torch.zeros(target.slots, length, dtype=torch.int64, device=device)
-        self._position = torch.ones(target.slots, dtype=torch.int64, device=device)  # first open position [B]
+        self._codes = torch.zeros(batch.slots, length, dtype=torch.int64, device=device)
+        self._position = torch.ones(batch.slots, dtype=torch.int64, device=device)  # first open position [B]
 
     def calls(self, shape: TreeShape) -> int:
         return 0

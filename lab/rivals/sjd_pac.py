@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
-from adt_tree.policy import TreeShape, num_sibling_nodes
-from adt_tree.roles import MethodOnModel
+from adt_tree.method_on_model import MethodOnModel
+from adt_tree.policy import TreeShape
 from adt_tree.static_trees import Paths, chain
 from adt_tree.verify import Rule
 from lab.rivals.jacobi_window import JacobiWindow, window_and_rule
 from lab.rivals.sjd_coupled import couple
+from lab.shapes import num_sibling_nodes
 
 
 def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:

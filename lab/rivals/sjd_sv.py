@@ -23,17 +23,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adt_tree.method import Runs
-from adt_tree.roles import MethodOnModel
+from adt_tree.method_on_model import MethodOnModel
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rejection, Rule
 from lab.rivals.jacobi_window import JacobiWindow, Judge, decided, window_and_rule
 from lab.rivals.sjd import resample
+from lab.settings import Runs
 
 
 def make(setup: MethodOnModel) -> tuple[JacobiWindow, Rule]:
     """Returns the proposer of sjd-sv and its rule."""
-    runs, exact = setup.method.relaxed_rule, Rejection(setup.target.num_codes, static=True)
+    runs, exact = setup.method.relaxed_rule, Rejection(setup.batch.num_codes, static=True)
     assert isinstance(runs, Runs)
     return window_and_rule(setup, resample, RunJudge(runs, exact.judge))
 

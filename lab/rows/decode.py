@@ -20,7 +20,8 @@ from adt_tree.decode import first_code
 from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
 from adt_tree.roles import Request
-from adt_tree.sampling import PassSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Verdict
 from lab.rows.heads import Heads, RowTarget

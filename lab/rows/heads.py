@@ -1,18 +1,14 @@
-"""The roles that decoding several rows at once asks for beyond those of adt_tree.roles, and their builder."""
+"""The roles that decoding several rows at once asks for beyond those of adt_tree.roles."""
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from adt_tree.method import Method
 from adt_tree.policy import TreeShape
-from adt_tree.roles import MethodOnModel, Model, Proposer, Scored, Target
-from adt_tree.sampling import Sampling
+from adt_tree.roles import Proposer, Scored, Target
 from adt_tree.verify import Rule
 from lab.rows.schedule import Schedule
 
@@ -47,15 +43,3 @@ class Heads:
     shape: TreeShape  # the largest tree of a head
     proposer: RowProposer | None  # None: no drafts
     rule: Rule
-
-
-def make_heads(
-    model: Model, method: Method, sampling: Sampling, target: Target, shape: TreeShape, schedule: Schedule
-) -> Heads:
-    """Returns the heads of a method on a target."""
-    slots: Any = copy(target)  # proposers read a target's sizes, and never score with it
-    slots.slots = target.slots * schedule.heads
-    setup = MethodOnModel(model, method, sampling, slots, shape)
-    if not method.drafting:
-        return Heads(schedule, shape, None, setup.rule())
-    return Heads(schedule, shape, *import_module(method.spec.module).make(setup))

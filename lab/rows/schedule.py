@@ -1,4 +1,4 @@
-"""Which rows of an image the next pass continues, and how many cells each may commit. No torch.
+"""Which rows of an image the next pass continues, and how many cells each may commit.
 
 A row is behind the row above it, so the rows in progress lie between the finished ones and those that have
 not begun. Each can commit a cell in every pass, because the row above it does so too.
@@ -12,7 +12,7 @@ from typing import Self
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
-from adt_tree.settings import Rows
+from lab.settings import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Schedule:
     raster: Raster
     start: int  # cells of a row with which the row below it begins
     lag: int  # cells that a row is behind an unfinished row above it
-    newest: bool  # Rows.row_input is "newest"
-    plain_first: bool  # Rows.row_first is "plain"
+    newest: bool  # what stands in for the cell before a row: see Rows
+    plain_first: bool  # the second row waits for the whole first row
 
     @classmethod
     def of(cls, rows: Rows, grid: Grid) -> Self:
-        """Returns the schedule of an image. UserError for images of several rasters, for more cells than a
-        row has, and for an input that nothing reads."""
+        """Returns the schedule of an image. UserError for images of several rasters, and for a start of more
+        cells than a row has."""
         raster = grid.image
         if grid.before:
             raise UserError("row_start: this model makes one raster after the other; choose another method")
@@ -56,14 +56,10 @@ class Schedule:
             raise UserError(
                 f"row_start {rows.row_start}: a row has {raster.stride} cells; give at most these"
             )
-        if raster.row_ends and rows.row_input == "newest":
-            raise UserError(
-                f"row_input {rows.row_input}: rows of this model begin after a row end; leave it out"
-            )
         start = rows.row_start or max(1, raster.stride // 3)
         # The last row has no row end. Two cells behind, it is not finished before the row above it.
-        lag = max(start if rows.row_lag == "keep" else 1, 1 + raster.row_ends)
-        return cls(raster, start, lag, rows.row_input == "newest", rows.row_first == "plain")
+        lag = max(1 if rows.catches_up else start, 1 + raster.row_ends)
+        return cls(raster, start, lag, rows.newest, rows.plain_first)
 
     @property
     def raster_order(self) -> bool:

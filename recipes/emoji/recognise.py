@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from eval.metrics.recogniser import GALLERY, Recogniser, write_gallery
 from models.family import LoadOptions
 from recipes.emoji.bpe import caption

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from adt_tree.batch import SlotSampling
-from adt_tree.method import Lantern, Method
+from adt_tree.method import Method
 from adt_tree.roles import Request
-from adt_tree.sampling import PassSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from models.target import ARTarget, Prompt
 from tests.adt_tree.test_engine import ADAPT, FIXED, IMAGES, TREE, decoder, new_engine, reference
@@ -47,7 +48,9 @@ def test_a_row_has_what_its_sampling_gives(shape: tuple[int, ...], top_p_first: 
     together = log_probs(logits, settings(samplings, replace(COMMON, top_p_first=top_p_first)))
     for slot, sampling in enumerate(samplings):
         alone = logits[:, slot : slot + 1]
-        assert torch.equal(together[slot], log_probs(alone, sampling.as_tensors(alone))[0]), sampling
+        assert torch.equal(
+            together[slot], log_probs(alone, PassSampling.uniform(sampling, alone.device))[0]
+        ), sampling
     assert not torch.equal(together[0], together[3])
 
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.engine import build
+from adt_tree.engine import one_loop
 from adt_tree.grid import Grid
-from adt_tree.method import Lantern, Method
+from adt_tree.lantern import Relaxation, nearest_table
+from adt_tree.method import Method
 from adt_tree.noise import DRAFT, Noise, NoiseTable, PositionNoise, uniform
-from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.policy import AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.records import Decoded
-from adt_tree.relax import Relaxation, nearest_table
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Rejection, Rule, Verdict, verdict_from_hits
@@ -38,17 +38,19 @@ ADAPT = AdaptiveTree(depth_max=3, depth_start=2, width_max=3, width_start=2, bud
 Tree = TreeShape | AdaptiveTree | StaticTree
 FIXED = TreeShape(3, 2, 6)
 MC_SIM = StaticTree("mc_sim_7b_63")  # the other published list is wider than four codes
-DYNAMIC: list[tuple[str, Tree]] = [("eagle-2", FIXED)]
+DYNAMIC: list[tuple[str, TreeSettings]] = [("eagle-2", FIXED)]
 DYNAMIC += [("adt-tree", replace(ADAPT, init=init)) for init in ("horizontal", "vertical", "random")]
-STATIC: list[tuple[str, Tree]] = [("eagle-1", MC_SIM), ("eagle-1", StaticTree("chain"))]
-SELF_DRAFTED: list[tuple[str, Tree]] = [("self-draft", FIXED), ("adt-self-draft", ADAPT)]
+STATIC: list[tuple[str, TreeSettings]] = [("eagle-1", MC_SIM), ("eagle-1", StaticTree("chain"))]
+SELF_DRAFTED: list[tuple[str, TreeSettings]] = [("self-draft", FIXED), ("adt-self-draft", ADAPT)]
 GUIDED, UNGUIDED = Sampling(guidance=1.5), Sampling(guidance=1.0)
 FILTERED = Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=1.5)
 COOL = Sampling(temperature=0.5, guidance=2.0)
 OTHERS = (UNGUIDED, FILTERED, COOL)
 
 
-def methods(trees: list[tuple[str, Tree]], *samplings: Sampling, verify: str = "coupled") -> list[Method]:
+def methods(
+    trees: list[tuple[str, TreeSettings]], *samplings: Sampling, verify: str = "coupled"
+) -> list[Method]:
     """Returns every tree with every sampling as a method."""
     return [Method(name, sampling, tree, verify=verify) for name, tree in trees for sampling in samplings]
 
@@ -63,10 +65,8 @@ def images_of(
 ) -> Iterator[Decoded]:
     """Generates images from the tables. scale: factor of the drafter's logits. rule: takes the place of the
     method's."""
-    decoder = build(TabularModel(LOGITS, scale * DRAFTS, GRIDS[grid]), method, slots, 0)
-    if rule is not None:
-        decoder = replace(decoder, drafting=(*decoder.drafting[:2], rule))
-    return decoder.decode(requests(count))
+    model = TabularModel(LOGITS, scale * DRAFTS, GRIDS[grid])
+    return one_loop(model, method, slots, 0, rule).decode(requests(count))
 
 
 def score(images: Iterator[Decoded], sampling: Sampling = GUIDED) -> float:
@@ -186,7 +186,7 @@ def test_control_coupled(broken: Noise, method: Method) -> None:
     assert score(images_of(method, rule=Coupled(broken))) > LIMIT
 
 
-CONTROLS: list[tuple[type[Rejection], tuple[str, Tree]]] = [
+CONTROLS: list[tuple[type[Rejection], tuple[str, TreeSettings]]] = [
     *((KeepsRejected, who) for who in DYNAMIC[:2] + STATIC), (KeepsDraft, STATIC[0]),
     *((ReusesDraftNoise, who) for who in STATIC),
 ]  # fmt: skip
@@ -194,7 +194,7 @@ CONTROLS += [(ReusesResidualNoise, DYNAMIC[0]), (ReusesResidualNoise, STATIC[1])
 
 
 @pytest.mark.parametrize(("kind", "who"), CONTROLS, ids=str)
-def test_control_rejection(kind: type[Rejection], who: tuple[str, Tree]) -> None:
+def test_control_rejection(kind: type[Rejection], who: tuple[str, TreeSettings]) -> None:
     (method,), rule = methods([who], GUIDED, verify="rejection"), kind(CODES, static=who in STATIC)
     assert score(images_of(method, rule=rule)) > LIMIT
 

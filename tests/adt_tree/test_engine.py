@@ -14,11 +14,11 @@ from torch import Tensor
 
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import METHODS, Method
 from adt_tree.policy import INITS, AdaptiveTree, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from models.decoder.cache import AttentionMetadata, KVCache
 from models.decoder.config import DecoderConfig

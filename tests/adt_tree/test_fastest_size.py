@@ -13,11 +13,12 @@ import pytest
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import CPU_SIZES, TIMED_STEPS, AutoTree, FastestSize
 from adt_tree.grid import Grid
-from adt_tree.method import Lantern, Method
+from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.records import Step
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
+from lab.settings import Control
 from tests.conftest import Run
 from tests.support.decoding import codes_of
 
@@ -131,7 +132,7 @@ def test_codes_do_not_depend_on_sizes(pipe: Pipeline) -> None:
     ("name", "settings"),
     [
         ("self-draft", {"lantern": Lantern()}),
-        ("self-draft", {"control": "accept-all"}),
+        ("self-draft", {"relaxed": Control("accept-all")}),
         ("eagle-2", {}),
         ("adt-tree", {}),
         ("sjd", {}),
@@ -152,7 +153,7 @@ def test_one_node_is_the_loop_of_the_ar_baseline(
     plain, engine = (
         pipe.engine(method, requests) for method in (pipe.method("ar"), pipe.method(name, tree=tree))
     )
-    assert engine.drafting is None
+    assert engine.max_nodes == 1
     assert codes_of(engine.decode(requests)) == codes_of(plain.decode(requests))
 
 

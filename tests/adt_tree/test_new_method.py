@@ -17,17 +17,16 @@ from adt_tree.proposers.neighbours import Neighbours
 
 
 def make(setup):
-    return CopyAbove(setup.target), setup.rule()
+    return CopyAbove(setup.batch), setup.rule()
 
 
 class CopyAbove:
     """A chain of the codes that stand above."""
 
-    def __init__(self, target):
-        device = target.device
-        self.run = target.run
-        self.neighbours = Neighbours(target, "above")
-        self.position = torch.ones(target.slots, dtype=torch.int64, device=device)
+    def __init__(self, batch):
+        self.run = batch.run
+        self.neighbours = Neighbours(batch, "above")
+        self.position = torch.ones(batch.slots, dtype=torch.int64, device=batch.device)
 
     def calls(self, shape):
         return 0
@@ -60,7 +59,7 @@ ROW = """
 MethodSpec(
     "copy-above",
     "drafts copy the row above",
-    module="proposers.copy_above",
+    module="adt_tree.proposers.copy_above",
     tree=TreeShape(3, 1, 3),
     tree_options=("depth",),
     verify=("coupled",),

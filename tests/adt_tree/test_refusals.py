@@ -14,6 +14,7 @@ import pytest
 from adt_tree import AdaptiveTree, Lantern, Pipeline, Sampling, StaticTree, TreeShape
 from adt_tree.errors import as_seed
 from adt_tree.grid import Grid, Raster
+from lab.settings import Control
 from models.family import LoadOptions
 from models.loading import load
 from tests.support.refusal import refusal
@@ -25,8 +26,8 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
     "guidance": (lambda x: Sampling(guidance=x), (nan, -inf, -0.1, 1000, [3.0], True)),
     "top_p": (lambda x: Sampling(top_p=x), (0, 1.01, nan, "0.9")),
     "top_k": (lambda x: Sampling(top_k=x), (-1, 50.0, nan, "50", True)),
-    "lantern_delta": (lambda x: Lantern(delta=x), (-0.1, nan, 1e7, "0.1")),
-    "lantern_k": (lambda x: Lantern(k=x), (-1, 2.5, nan)),
+    "lantern.delta": (lambda x: Lantern(delta=x), (-0.1, nan, 1e7, "0.1")),
+    "lantern.k": (lambda x: Lantern(k=x), (-1, 2.5, nan)),
     "depth of a tree": (lambda x: TreeShape(x, 2, 4), (-1, 1.5, nan, "5")),
     "adt_beta": (lambda x: AdaptiveTree(beta=x), (-0.1, 1.1, nan, "x")),
     "adt_width_max": (lambda x: AdaptiveTree(width_max=x), (-1, 4.0, nan)),
@@ -47,7 +48,7 @@ CASES: list[tuple[Make, str]] = [
     (lambda pipe: replace(pipe.method("self-draft"), seed_cells="below"), "seed_cells .*above, left"),
     (lambda pipe: replace(pipe.method("sjd-pac"), seed_cells="both"), "seed_cells 'both'.*random, left, abo"),
     (lambda pipe: replace(pipe.method("eagle-2"), rules="published"), "rules .*fixed, reference"),
-    (lambda pipe: replace(pipe.method("eagle-2"), control="floor"), "accept-none"),
+    (lambda pipe: replace(pipe.method("ar"), relaxed=Control("accept-all")), "accept-all.*method ar"),
     (lambda pipe: pipe.method("ar", lantern=Lantern()), "lantern: method ar"),
     (lambda pipe: pipe.method("sjd", lantern=Lantern()), "lantern: method sjd"),
     (lambda pipe: pipe.method("adt-tree", tree=TreeShape(2, 2, 4)), "adt-tree.*AdaptiveTree"),
@@ -60,7 +61,7 @@ CASES: list[tuple[Make, str]] = [
     (lambda pipe: pipe.method(pipe.method("eagle-2"), sampling=Sampling()), "sampling"),
     (lambda pipe: pipe("sun", sampling={"temperature": 0}), "sampling"),
     (lambda pipe: pipe("sun", method="eagle-2", lantern=True), "lantern True"),
-    (lambda pipe: pipe("sun", lantern=Lantern(k=63), method="eagle-2"), "lantern_k 63.* 64 codes"),
+    (lambda pipe: pipe("sun", lantern=Lantern(k=63), method="eagle-2"), "lantern.k 63.* 64 codes"),
     (lambda pipe: pipe("sun", "eagle-2", lantern=Lantern(table="~/no.npy")), r"no\.npy"),
     # prompts, seeds and codes
     *((lambda pipe, bad=bad: pipe(bad), word) for bad, word in (

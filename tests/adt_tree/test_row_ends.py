@@ -18,7 +18,8 @@ from adt_tree.noise import Noise
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.roles import Request
-from adt_tree.sampling import PassSampling, Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.static_trees import StaticTree
 from adt_tree.verify import Coupled
 from models.model import Model
@@ -72,7 +73,7 @@ def reference(name: str, height: int, width: int) -> dict[str, list[int]]:
         for number in range(height * width):
             logits, _ = alone(request.prompt, with_ends(codes, width), sampling.branches)
             seed, at = torch.tensor([request.seed]), torch.tensor([number])
-            log_p = log_probs(logits[:, None], sampling.as_tensors(logits))
+            log_p = log_probs(logits[:, None], PassSampling.uniform(sampling, logits.device))
             codes.append(int(rule.choose(log_p, seed, at)))
     return images
 
@@ -109,7 +110,10 @@ def test_a_forced_code_has_all_the_mass_under_guidance_filters_and_any_temperatu
     logits, forced = torch.randn(2, 3, 5, 7), torch.rand(3, 5) < 0.5
     images = [Sampling(0.0, top_k=2), Sampling(0.7, top_k=2, top_p=0.4), Sampling(guidance=1.0, top_k=2)]
     rows = torch.tensor([image.row for image in images])
-    for sampling in (*(image.as_tensors(logits) for image in images), PassSampling.of(rows, images)):
+    for sampling in (
+        *(PassSampling.uniform(image, logits.device) for image in images),
+        PassSampling.of(rows, images),
+    ):
         log_p = log_probs(logits, sampling, forced)
         assert torch.equal(log_p[~forced], log_probs(logits, sampling)[~forced])
         assert torch.equal(log_p[forced].exp(), torch.eye(7)[0].expand(int(forced.sum()), 7))
@@ -197,7 +201,7 @@ LOSSLESS += [Method(name, GUIDED, shape, seed_cells="left") for name, shape in W
 def lined_distribution(row_ends: bool = True) -> Tensor:
     """Returns the exact distribution [V ** 4] of such an image. row_ends=False: the row end is left out of
     the prefixes, which is wrong."""
-    p = log_probs(LOGITS, GUIDED.as_tensors(LOGITS)).double()
+    p = log_probs(LOGITS, PassSampling.uniform(GUIDED, LOGITS.device)).double()
     total, state = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
     for position in range(LINED.length):
         if not LINED.is_row_end(position):

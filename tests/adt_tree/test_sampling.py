@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.relax import Relaxation, nearest_table
-from adt_tree.sampling import Sampling, guide, keep_top_k, keep_top_p, log_probs
+from adt_tree.lantern import Relaxation, nearest_table
+from adt_tree.sampling import PassSampling, guide, keep_top_k, keep_top_p, log_probs
+from adt_tree.settings import Sampling
 
 
 def logits_of(*probabilities: float) -> Tensor:
@@ -61,13 +62,13 @@ def test_filters_in_both_orders() -> None:
     # top-k leaves 4/9, 3/9, 2/9, of which two reach 0.75. Of all four codes two reach only 0.7.
     for top_p_first, survivors in ((False, [0, 1]), (True, [0, 1, 2])):
         sampling = Sampling(top_k=3, top_p=0.75, guidance=1.0, top_p_first=top_p_first)
-        filtered = log_probs(logits, sampling.as_tensors(logits))
+        filtered = log_probs(logits, PassSampling.uniform(sampling, logits.device))
         assert remaining(filtered) == survivors
         assert filtered.exp().sum().item() == pytest.approx(1.0)
     # Both filters bind: two codes by mass, one by number.
     for top_p_first in (False, True):
         sampling = Sampling(top_k=1, top_p=0.6, guidance=1.0, top_p_first=top_p_first)
-        assert remaining(log_probs(logits, sampling.as_tensors(logits))) == [0]
+        assert remaining(log_probs(logits, PassSampling.uniform(sampling, logits.device))) == [0]
 
 
 def test_guidance() -> None:
@@ -82,7 +83,9 @@ def test_guidance() -> None:
 def test_temperature() -> None:
     logits = torch.tensor([[2.0, 0.0]])
     expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
-    probabilities = log_probs(logits, Sampling(temperature=0.5, guidance=1.0).as_tensors(logits)).exp()
+    probabilities = log_probs(
+        logits, PassSampling.uniform(Sampling(temperature=0.5, guidance=1.0), logits.device)
+    ).exp()
     assert probabilities.tolist() == pytest.approx(expected)
 
 
@@ -91,7 +94,7 @@ def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
     sampling = Sampling(temperature=0.0, top_k=1, top_p=0.1, guidance=2.0)
     assert sampling.greedy
     expected = guide(logits, 2.0).log_softmax(-1)
-    assert torch.equal(log_probs(logits, sampling.as_tensors(logits)), expected)
+    assert torch.equal(log_probs(logits, PassSampling.uniform(sampling, logits.device)), expected)
     assert int(expected.argmax()) == 1
     assert Sampling(temperature=1e-5).greedy
     assert not Sampling(temperature=1e-4).greedy
@@ -108,7 +111,8 @@ def test_top_k_keeps_what_the_sorted_order_keeps(top_k: int) -> None:
 def test_distribution_is_fp32_for_bf16_logits() -> None:
     logits = torch.tensor([[0.1, 1.7, -0.3]]).bfloat16()
     assert torch.equal(
-        log_probs(logits, Sampling(guidance=1.0).as_tensors(logits)), logits.float()[0].log_softmax(-1)
+        log_probs(logits, PassSampling.uniform(Sampling(guidance=1.0), logits.device)),
+        logits.float()[0].log_softmax(-1),
     )
 
 

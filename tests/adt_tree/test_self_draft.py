@@ -15,7 +15,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.proposers.self_draft import SelfDraftProposer
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
 from tests.adt_tree.test_engine import CODES, FILTERED, IMAGES, LONG, TREE, new_engine

@@ -10,9 +10,9 @@ import pytest
 
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
-from adt_tree.method import METHODS, Lantern, Method
+from adt_tree.method import METHODS, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from cli import train_drafter
 from cli.bench import Options as Bench
@@ -133,11 +133,10 @@ VALUES = {
     "lantern": "", "lantern_delta": "0.5", "verify": "rejection", "rules": "reference", "seed_cells": "left",
     "tree_choices": "chain", "adt_init": "both", "adt_beta": "0.7",
     "adt_depth_start": "7", "adt_width_start": "7", "gsd_gap": "0.2", "sv_mass": "0.5",
-    "row_lag": "start", "row_input": "newest", "row_first": "plain",
 }  # fmt: skip
 # Further words by the beginning of an option's name. Without them the option would be refused for another
 # reason than its method.
-NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection", "row_": "--row_start 2"} | {
+NEEDED = {"lantern_": "--lantern", "rules": "--verify rejection"} | {
     f"adt_{side}": f"--adt_{side}_min 5 --adt_{side}_start 6 --adt_{side}_max 7"
     for side in ("depth", "width")
 }
@@ -154,7 +153,7 @@ def test_the_options_of_a_methods_row_change_it_and_others_are_refused(name: str
             changed = parse(f"{words} --{option} {value}") != parse(words)
             assert changed is (option != "drafter_path"), option
         else:
-            with pytest.raises(UserError, match="^--(lantern|verify|adt_|row_|" + option + ")"):
+            with pytest.raises(UserError, match="^--(lantern|verify|adt_|" + option + ")"):
                 parse(f"{words} --{option} {value}")
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from adt_tree.grid import Grid
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from eval.likelihood import nll
 from tests.support.tabular import TabularTarget, append, table
 
@@ -20,7 +21,11 @@ def test_nll(nodes: int, row_ends: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("eval.likelihood.NODES", nodes)
     grid, sampling = Grid(2, 3, row_ends=row_ends), Sampling(guidance=1.5)
     logits = table(1, grid.length)
-    log_p, state, expected = log_probs(logits, sampling.as_tensors(logits)), torch.tensor(0), []
+    log_p, state, expected = (
+        log_probs(logits, PassSampling.uniform(sampling, logits.device)),
+        torch.tensor(0),
+        [],
+    )
     cells = [*CODES[:3], *([None] if row_ends else []), *CODES[3:]]
     for code in cells:
         if code is not None:

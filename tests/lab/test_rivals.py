@@ -18,10 +18,11 @@ from torch import Tensor
 
 from adt_tree.engine import build
 from adt_tree.grid import Grid
-from adt_tree.method import METHODS, Annealing, Groups, Method, Runs
+from adt_tree.method import METHODS, Method
 from adt_tree.noise import ACCEPT, Noise, uniform
-from adt_tree.policy import TreeShape, windowed
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.policy import TreeShape
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree, Topology, rows_at
 from adt_tree.verify import Rejection, Verdict
 from lab.rivals.cool_sd import weights_of
@@ -30,6 +31,8 @@ from lab.rivals.jacobi_window import JacobiWindow, Judge, Judged, readers, sampl
 from lab.rivals.sjd_coupled import couple
 from lab.rivals.sjd_pac import product_tree
 from lab.rivals.sjd_sv import RunJudge
+from lab.settings import Annealing, Groups, Runs
+from lab.shapes import windowed
 from tests.adt_tree.test_distribution import FILTERED, GUIDED, IMAGES, LIMIT, KeepsDraft, KeepsRejected
 from tests.adt_tree.test_engine import WINDOWS as SHAPES
 from tests.support.decoding import chain
@@ -142,7 +145,10 @@ def test_the_gumbel_window_is_jacobi_iteration() -> None:
     sampling = Sampling(guidance=1.0)
     method = Method("sjd-gumbel", sampling, TreeShape(3, 1, 3), seed_cells="left")
     decoder = build(TabularModel(LOGITS, LOGITS, Grid(1, LENGTH)), method, 8, 0)
-    log_p, noise = log_probs(LOGITS[:1], sampling.as_tensors(LOGITS)), Noise(CODES, silent=False)
+    log_p, noise = (
+        log_probs(LOGITS[:1], PassSampling.uniform(sampling, LOGITS.device)),
+        Noise(CODES, silent=False),
+    )
     rates = set()
     for image in decoder.decode(requests(64)):
         gumbel = noise.gumbel(torch.tensor([image.seed]), torch.arange(LENGTH)[None])[0]

@@ -19,13 +19,14 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.pipeline import Pipeline
-from adt_tree.policy import ROOT_ONLY, TreeShape
+from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling, log_probs
-from adt_tree.settings import Rows
-from lab.rows.heads import make_heads
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
+from lab.rows.engine import rows_engine
 from lab.rows.nodes import PassNodes, Plan
 from lab.rows.schedule import Head, Schedule
+from lab.settings import Control, Rows
 from models.model import Model
 from tests.adt_tree.test_engine import CODEBOOK, CODES, FIRST, GRID, IMAGES, decoder, net, reference
 from tests.adt_tree.test_row_ends import lined_model
@@ -37,9 +38,8 @@ from tests.support.tape import Machine
 
 MAX_PROMPT = 8
 WINDOW, TREE = TreeShape(3, 1, 3), TreeShape(3, 3, 6)
-LAYOUTS = [
-    Rows(start, *rest) for start in (1, 2, 3, 5) for rest in product(("keep", "start"), ("end", "newest"))
-]
+BOTH = (False, True)
+LAYOUTS = [Rows(start, newest, catches_up=lag) for start, newest, lag in product((1, 2, 3, 5), BOTH, BOTH)]
 
 
 def random_model(grid: Grid) -> Model:
@@ -57,26 +57,17 @@ def in_raster_order(method: Method, grid: Grid) -> Engine:
     choose for that."""
     model = lined_model(grid) if grid.row_ends else random_model(grid)
     schedule = Schedule.of(Rows(grid.image.stride), model.grid)
-    shape = method.tree.largest if method.tree else ROOT_ONLY
-    target = model.target(2, method.sampling, schedule.heads * shape.num_nodes, MAX_PROMPT)
-    return Engine(
-        method,
-        method.sampling,
-        target,
-        heads=make_heads(model, method, method.sampling, target, shape, schedule),
-    )
+    return rows_engine(model, method, 2, MAX_PROMPT, schedule)
 
 
 @pytest.mark.parametrize(
-    "rows", [*LAYOUTS, Rows(2, row_first="plain"), Rows(3, "start", row_first="plain")], ids=str
+    "rows", [*LAYOUTS, Rows(2, plain_first=True), Rows(3, plain_first=True, catches_up=True)], ids=str
 )
 @pytest.mark.parametrize("row_ends", [False, True])
 def test_every_row_in_progress_can_commit_a_cell_in_every_pass(rows: Rows, row_ends: bool) -> None:
     """Rows that commit as many cells as they may, or fewer at random: the rows of a pass have heads of their
     own, no row passes its lag, every cell is committed once, and each is read before its row goes on."""
-    schedule = Schedule.of(
-        replace(rows, row_input="end" if row_ends else rows.row_input), Grid(6, 5, row_ends=row_ends)
-    )
+    schedule = Schedule.of(rows, Grid(6, 5, row_ends=row_ends))
     for seed in range(20):
         generator, progress, most, read = random.Random(seed), schedule.begin(1), 0, set[int]()
         while schedule.image(progress) is None:
@@ -105,23 +96,21 @@ def test_every_row_in_progress_can_commit_a_cell_in_every_pass(rows: Rows, row_e
 
 
 PASSES = [
-    (grid, start, first)
-    for grid, start, first in product(
-        (GRID, Grid(5, 7), Grid(1, 6), Grid(6, 2)), (1, 2, 3, 6), ("overlap", "plain")
-    )
+    (grid, start, plain)
+    for grid, start, plain in product((GRID, Grid(5, 7), Grid(1, 6), Grid(6, 2)), (1, 2, 3, 6), BOTH)
     if start < grid.width
 ]
 
 
-@pytest.mark.parametrize(("grid", "start", "first"), PASSES, ids=str)
-def test_passes_of_zipar(grid: Grid, start: int, first: str) -> None:
+@pytest.mark.parametrize(("grid", "start", "plain"), PASSES, ids=str)
+def test_passes_of_zipar(grid: Grid, start: int, plain: bool) -> None:
     """The prompt gives the first code. A row that overlaps is `start` passes behind the row above, and has
     its last code `width` passes after its beginning."""
-    method = Method("zipar", Sampling(), relaxed=Rows(start, row_first=first))
+    method = Method("zipar", Sampling(), relaxed=Rows(start, plain_first=plain))
     (image,) = engine_of(method, 1, grid).decode(IMAGES[:1])
     width, rows = grid.width, grid.height
     expected = width + (rows - 1) * start - 1
-    if first == "plain" and rows > 1:
+    if plain and rows > 1:
         expected = 2 * width + (rows - 2) * start - 1
     assert image.target_calls == len(image.steps) == expected
     assert sum(step.accepted + 1 for step in image.steps) == grid.size - 1
@@ -136,7 +125,7 @@ def plain_zipar(request: Request, rows: Rows, sampling: Sampling, grid: Grid) ->
     count, codes, sees = [0] * grid.height, dict[int, int](), dict[int, set[int]]()
 
     def commit(logits: torch.Tensor, place: int) -> None:
-        log_p = log_probs(logits[:, None], sampling.as_tensors(logits))
+        log_p = log_probs(logits[:, None], PassSampling.uniform(sampling, logits.device))
         codes[place] = int((log_p + noise.gumbel(seeds, torch.tensor([[place]]))[0]).argmax())
         count[place // width] += 1
 
@@ -153,15 +142,10 @@ def plain_zipar(request: Request, rows: Rows, sampling: Sampling, grid: Grid) ->
         }
         for row in range(1, grid.height):
             above = count[row - 1]
-            if (
-                count[row]
-                or above == width
-                or above < rows.row_start
-                or (row == 1 and rows.row_first == "plain")
-            ):
+            if count[row] or above == width or above < rows.row_start or (row == 1 and rows.plain_first):
                 continue
             source = (row - 1) * width + above - 1
-            if rows.row_input == "end":
+            if not rows.newest:
                 whole = [r for r in range(row) if count[r] == width]
                 source = whole[-1] * width + width - 1 if whole else (row - 1) * width
             place = row * width
@@ -180,8 +164,8 @@ def plain_zipar(request: Request, rows: Rows, sampling: Sampling, grid: Grid) ->
     return [codes[place] for place in range(grid.length)]
 
 
-ZIPAR = [(GRID, Rows(start, row_input=source)) for start, source in product((1, 2, 3), ("end", "newest"))]
-ZIPAR += [(Grid(5, 6), Rows(2)), (Grid(5, 6), Rows(4, row_first="plain")), (Grid(6, 2), Rows(1))]
+ZIPAR = [(GRID, Rows(start, newest)) for start, newest in product((1, 2, 3), BOTH)]
+ZIPAR += [(Grid(5, 6), Rows(2)), (Grid(5, 6), Rows(4, plain_first=True)), (Grid(6, 2), Rows(1))]
 
 
 @pytest.mark.parametrize(("grid", "rows"), ZIPAR, ids=str)
@@ -223,14 +207,13 @@ def test_with_a_whole_row_a_method_is_what_it_is_without_the_option(
     assert images == reference(Sampling(0.0))
 
 
-FEW = [Rows(1), Rows(2), Rows(2, "start"), Rows(2, "keep", "newest"), Rows(3, "start", "end", "plain")]
+FEW = [Rows(1), Rows(2), Rows(2, catches_up=True), Rows(2, newest=True)]
+FEW += [Rows(3, plain_first=True, catches_up=True)]
 
 
 @pytest.mark.parametrize("rows", FEW, ids=str)
 @pytest.mark.parametrize(("name", "tree"), [("zipar", None), ("pjd", WINDOW), ("self-draft", TREE)], ids=str)
 def test_an_image_is_the_same_in_any_company(name: str, tree: TreeShape | None, rows: Rows) -> None:
-    if name == "zipar":
-        rows = replace(rows, row_lag="keep")
     method = Method(name, Sampling(), tree, relaxed=rows)
     alone = [*engine_of(method, 1, Grid(5, 4)).decode(IMAGES)]
     assert codes_of(engine_of(method, 3, Grid(5, 4)).decode(IMAGES)) == codes_of(alone)
@@ -304,15 +287,10 @@ def test_what_three_active_rows_see() -> None:
 REFUSED = [
     (lambda: Schedule.of(Rows(5), GRID), "row_start 5: a row has 4 cells"),
     (lambda: Schedule.of(Rows(2), Grid(4, 6, before=(Raster(2, 3),))), "row_start: .*raster"),
-    (lambda: Schedule.of(Rows(2, row_input="newest"), Grid(4, 6, row_ends=True)), "row_input newest"),
     (lambda: Rows(0), "row_start 0"),
-    (lambda: Rows(2, "never"), "row_lag 'never'"),
-    (lambda: Method("ar", Sampling(), relaxed=Rows(2)), "row_start=2.*method ar"),
+    (lambda: Method("eagle-2", Sampling(), TREE, relaxed=Rows(2)), "row_start=2.*method eagle-2"),
     (lambda: Method("sjd", Sampling(), WINDOW, relaxed=Rows(2)), "row_start=2.*method sjd"),
-    (
-        lambda: Method("self-draft", Sampling(), TREE, control="accept-all", relaxed=Rows()),
-        "control accept-all.* several rows",
-    ),
+    (lambda: Control("floor"), "control 'floor': choose one of accept-none, accept-all"),
 ]
 
 
@@ -333,28 +311,31 @@ def test_other_doors_refuse(pipe: Pipeline, name: str) -> None:
 
 def test_generate_images(command: Command, result: Result, refused: Refused) -> None:
     made = result(*command("a", "--method", "zipar", "--row_start", "2"))
-    assert made["target_calls"] == 4 + 3 * 2 - 1
+    assert made["target_calls"] == 2 * 4 + 2 * 2 - 1
     words = ("b", "--method", "self-draft", "--total_token", "4", "--row_start")
     assert result(*command(*words, "2"))["skipped"] == 0 and result(*command(*words, "2"))["skipped"] == 5
-    for other in (["1"], ["2", "--row_lag", "start"]):
-        assert "relaxed" in refused(*command(*words, *other))
+    assert "relaxed" in refused(*command(*words, "1"))
 
 
 def test_bench(checkpoints: Checkpoints, result: Result, tmp_path: Path) -> None:
     """A curve over the cells with which a row begins ends where the method is in raster order."""
-    words = "--methods zipar pjd self-draft --vary row_start=2,4 --temperatures 1 --num_images 3 --warmup 0"
+    words = (
+        "--methods ar zipar pjd self-draft --vary row_start=2,4 --temperatures 1 --num_images 3 --warmup 0"
+    )
     folder = ["--output_dir", str(tmp_path / "o"), "--total_token", "4"]
     rows = result("bench", *checkpoints["emoji"].words(), *words.split(), *folder)["rows"]
     values = {(row["method"], *row["varied"].values()): row for row in rows}
-    assert set(values) == {("ar",), *product(("zipar", "pjd", "self-draft-rows"), (2, 4))}
+    assert set(values) == {("ar",), *product(("ar-rows", "zipar", "pjd", "self-draft-rows"), (2, 4))}
     assert not any(row["exact"] for name, row in values.items() if name != ("ar",))
-    assert [values[name, 4]["same_image"] for name in ("zipar", "self-draft-rows")] == [1, 1]
-    assert values["zipar", 2]["target_calls"] == 4 + 3 * 2 - 1 and values["zipar", 4]["target_calls"] == 15
+    assert [values[name, 4]["same_image"] for name in ("ar-rows", "zipar", "self-draft-rows")] == [1, 1, 1]
+    assert values["ar-rows", 2]["target_calls"] == 4 + 3 * 2 - 1
+    assert (
+        values["zipar", 2]["target_calls"] == 2 * 4 + 2 * 2 - 1 and values["zipar", 4]["target_calls"] == 15
+    )
     assert values["zipar", 2]["same_image"] == 0
 
 
 CLI = [
-    ("--method self-draft --row_lag start", "--row_lag start: it needs --row_start"),
     ("--method zipar --row_start 0", "row_start 0"),
     ("--method zipar --row_start 9", "row_start 9: a row has 4 cells"),
     ("--method pjd --heatmaps 2", "--heatmaps 2"),

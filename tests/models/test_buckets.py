@@ -6,19 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
+from adt_tree.decode import speculative
 from adt_tree.engine import build
 from adt_tree.fastest_size import AutoTree
 from adt_tree.grid import Grid
 from adt_tree.method import METHODS, Method
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from eval.random_model import random_model
 from models.footprint import MAX_RECORDINGS, Dimensions, published_dimensions
 from models.graphs import GraphRunner
@@ -76,7 +78,8 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     engine = build(replace(model, graphs=True), method, 1, dims.prompt)
     if name == AUTO:  # the sizes and the rule of a GPU
         policy = AutoTree().policy(model.grid, 1, on_gpu=True)
-        engine = replace(engine, drafting=(engine.drafting[0], policy, engine.drafting[2]))
+        target, proposer, _, rule = engine.loop.args
+        engine = replace(engine, loop=partial(speculative, target, proposer, policy, rule, sampling=sampling))
     run, advance = engine.target.run, BatchSlots.advance
     assert isinstance(run, GraphRunner)
 

@@ -19,7 +19,7 @@ from adt_tree.method import Method
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import expand_level
 from adt_tree.roles import run_directly
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.decoder.transformer import compiled, join
 from tests.adt_tree import test_engine
 from tests.support.decoding import codes_of

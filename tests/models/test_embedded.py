@@ -11,7 +11,7 @@ import torch
 from transformers import ChameleonForConditionalGeneration
 
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.model import Model
 from models.registry import EMOJI
 from storage.prompts import BENCH_FILE, DEFAULT_FILE, HELD_OUT_FILE

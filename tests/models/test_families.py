@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from tests.support.checkpoints import BUILD, Checkpoints
 from tests.support.methods import TREES, check_exact
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.family import LoadOptions
 from models.layouts.adopted import adopt
 from models.model import Model

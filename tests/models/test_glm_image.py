@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.checkpoint.weights import Stored, read_weights
 from models.family import LoadOptions
 from models.footprint import parts, published_dimensions

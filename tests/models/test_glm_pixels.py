@@ -18,7 +18,7 @@ from adt_tree.engine import Engine
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid, Raster
 from adt_tree.pipeline import Pipeline
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.codecs.glm_pixels import CELL, DiffusionDecoder, prior_token_ids
 from models.family import LoadOptions
 from models.loading import load

@@ -15,7 +15,7 @@ from adt_tree import Pipeline
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
 from adt_tree.records import Decoded
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.graphs import CudaRecorder, GraphRunner
 from models.loading import pick_graphs
 from models.padding import context_bucket, row_bucket

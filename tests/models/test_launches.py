@@ -17,11 +17,11 @@ import torch
 
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
-from adt_tree.method import LANTERN_SUFFIX, Lantern, Method
+from adt_tree.method import LANTERN_SUFFIX, Method
 from adt_tree.policy import TreeShape
 from adt_tree.records import Decoded
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Lantern, Sampling
 from eval import random_model
 from models import footprint
 from models.decoder.config import DecoderConfig

@@ -9,7 +9,7 @@ import torch
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.codecs.vq import VQConfig
 from models.family import LoadOptions
 from models.layouts.captions import clean

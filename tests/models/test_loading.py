@@ -13,7 +13,7 @@ import torch
 
 from adt_tree.errors import CheckpointError
 from adt_tree.method import METHODS, Method
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.checkpoint.weights import read_weights, weights_file
 from models.family import LoadOptions, home_of
 from models.loading import detect, find_files, load, pick_device, pick_precision

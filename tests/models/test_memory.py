@@ -13,7 +13,7 @@ from torch import nn
 from adt_tree.errors import UserError
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from cli.memory import table
 from models.checkpoint.weights import read_weights
 from models.footprint import (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.errors import CheckpointError
-from adt_tree.relax import nearest_table
+from adt_tree.lantern import nearest_table
 from models.codecs.nearest_codes import find_table, read_table
 from tests.support.checkpoints import load
 from tests.support.golden import tensors

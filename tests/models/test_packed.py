@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.decoder.cache import KVCache
 from models.decoder.config import DecoderConfig
 from models.decoder.packed import (

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from adt_tree.batch import StepOutput
+from adt_tree.decode import speculative
 from adt_tree.method import Method
 from adt_tree.noise import Noise
 from adt_tree.roles import Target
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Coupled, Verdict
 from tests.adt_tree import test_row_ends as lined
@@ -87,6 +89,8 @@ class Impatient(Coupled):
 
 def test_the_check_sees_a_wait() -> None:
     decoder = new_engine(Method("self-draft", Sampling(), TREE), SLOTS)
-    decoder = replace(decoder, drafting=(*decoder.drafting[:2], Impatient(NOISE)))
+    parts = decoder.loop.args[:3]
+    loop = partial(speculative, *parts, Impatient(NOISE), sampling=Sampling())
+    decoder = replace(decoder, loop=loop)
     log, steps = waits(decoder.target, lambda: decoder.steps(IMAGES[:SLOTS]))
     assert len(log) == 5 * steps

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adt_tree.pipeline import Pipeline, Tree
-from adt_tree.policy import AdaptiveTree, TreeShape
-from adt_tree.sampling import Sampling
+from adt_tree.pipeline import Pipeline
+from adt_tree.policy import AdaptiveTree, TreeSettings, TreeShape
+from adt_tree.settings import Sampling
 from adt_tree.static_trees import StaticTree
 from models.model import Model
 
-TREES: dict[str, Tree] = {
+TREES: dict[str, TreeSettings] = {
     "eagle-1": StaticTree("mc_sim_7b_63"),
     "eagle-2": TreeShape(5, 4, 14),
     "adt-tree": AdaptiveTree(depth_max=6, width_max=4, depth_start=4, width_start=3, budget=14),
     "self-draft": TreeShape(9, 3, 20),
 }
-RELAXED: dict[str, Tree] = dict.fromkeys(("gsd", "sjd-sv", "cool-sjd"), TreeShape(5, 1, 5))
+RELAXED: dict[str, TreeSettings] = dict.fromkeys(("gsd", "sjd-sv", "cool-sjd"), TreeShape(5, 1, 5))
 RELAXED |= {"cool-sd": StaticTree("mc_sim_7b_63")}
 
 

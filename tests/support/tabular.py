@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from adt_tree.grid import Grid
+from adt_tree.lantern import nearest_table
 from adt_tree.records import Decoded
-from adt_tree.relax import nearest_table
 from adt_tree.roles import Prefix, Request, Scored, run_directly
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.decoder.transformer import as_it_is
@@ -134,7 +135,7 @@ def requests(count: int) -> list[Request]:
 def image_distribution(logits: Tensor, sampling: Sampling, length: int) -> Tensor:
     """Returns the exact distribution [V ** length] of an image's codes. The first code is the most
     significant digit."""
-    p = log_probs(logits, sampling.as_tensors(logits)).double()
+    p = log_probs(logits, PassSampling.uniform(sampling, logits.device)).double()
     if sampling.greedy:
         p = torch.full_like(p, float("-inf")).scatter(-1, p.argmax(-1, keepdim=True), 0.0)
     total, state = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)

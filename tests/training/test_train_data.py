@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from adt_tree.relax import nearest_table
+from adt_tree.lantern import nearest_table
 from cli.extract_code import centre_crop
 from models.codecs.nearest_codes import read_table
 from models.codecs.vq import from_uint8

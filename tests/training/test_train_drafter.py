@@ -17,7 +17,8 @@ import main
 from adt_tree.noise import Noise
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
-from adt_tree.sampling import Sampling, guide, log_probs
+from adt_tree.sampling import PassSampling, guide, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from models.drafter import EagleDrafter
@@ -147,7 +148,10 @@ def test_batches_and_their_first_step_are_those_of_decoding(
             torch.testing.assert_close(guide(logits, 3.0)[0], expected, atol=1e-3, rtol=1e-4)
         tree = root_only_tree(root)
         scored = target.forward(tree, [cell])
-        features, log_p = scored.features, log_probs(scored.logits, GREEDY.as_tensors(scored.logits))
+        features, log_p = (
+            scored.features,
+            log_probs(scored.logits, PassSampling.uniform(GREEDY, scored.logits.device)),
+        )
         target.commit(tree, rule(tree, log_p, log_p, zero, zero + cell + 1))
 
 

@@ -15,7 +15,8 @@ from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import DraftState, grow_dynamic
 from adt_tree.roles import Drafter, Prefix
-from adt_tree.sampling import Sampling, guide
+from adt_tree.sampling import PassSampling, guide
+from adt_tree.settings import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import BatchShapes, DraftTree, Topology
 from models.cell_tokens import CellIds
@@ -45,7 +46,7 @@ def grow(tree: str, drafter: Drafter, logits: Tensor, feature: Tensor, root: Ten
     growth = grow_dynamic if tree == "dynamic" else static_growth(tree)[0]
     silent = PositionNoise(torch.zeros(1, SHAPE.depth + 1, logits.shape[-1]), None)
     shapes = BatchShapes.of([SHAPE], root.device)
-    settings = SAMPLING.as_tensors(logits)
+    settings = PassSampling.uniform(SAMPLING, logits.device)
     return growth(drafter, settings, DraftState(logits, feature, root, shapes, silent))
 
 

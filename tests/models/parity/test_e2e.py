@@ -11,13 +11,13 @@ from torch import Tensor
 
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.grid import Grid
+from adt_tree.lantern import Relaxation
 from adt_tree.noise import Noise
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.proposers.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.records import Decoded
-from adt_tree.relax import Relaxation
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rule

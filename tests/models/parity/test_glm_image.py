@@ -16,7 +16,8 @@ from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
+from lab.settings import Control
 from models.family import LoadOptions
 from models.layouts.glm_image import CELL
 from models.loading import load
@@ -197,14 +198,14 @@ def distance(counts: Tensor, p: Tensor) -> float:
     return chi_square(counts, expected)
 
 
-def counted(theirs: Theirs, images: int, control: str | None = None) -> Tensor:
+def counted(theirs: Theirs, images: int, control: Control | None = None) -> Tensor:
     """Returns how often self-drafting generates every image of THREE."""
     pipe = theirs.ours(8, 8)
     pipe = Pipeline(replace(pipe.model, grid=THREE))
     count = len(theirs.codes)
     prompt = pipe.model.encode("sun")
     assert prompt.tokens(0)[-1] == count
-    method = Method("self-draft", SAMPLED, TreeShape(2, 3, 6), control=control)
+    method = Method("self-draft", SAMPLED, TreeShape(2, 3, 6), relaxed=control)
     requests = [Request(str(seed), prompt, seed) for seed in range(images)]
     counts = torch.zeros(count, count, count)
     calls = 0

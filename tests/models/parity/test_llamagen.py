@@ -8,7 +8,7 @@ import torch
 from adt_tree.decode import autoregressive, finished
 from adt_tree.noise import Noise
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree
 from models.decoder.transformer import rotary_table
 from tests.support.decoding import accept, chain, codes_of

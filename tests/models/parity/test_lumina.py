@@ -9,7 +9,7 @@ from adt_tree.engine import build
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.roles import Request
-from adt_tree.sampling import Sampling
+from adt_tree.settings import Sampling
 from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.layouts.chameleon import SIZES, decoder_config, grid_of

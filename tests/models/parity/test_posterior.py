@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.lantern import Relaxation
 from adt_tree.noise import Noise
-from adt_tree.relax import Relaxation
-from adt_tree.sampling import Sampling, log_probs
+from adt_tree.sampling import PassSampling, log_probs
+from adt_tree.settings import Sampling
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, Topology
 from adt_tree.verify import Coupled, GreedyRelaxed, Rejection, verdict_from_hits
@@ -90,7 +91,7 @@ def test_dynamic_rejection(family: str, case: int) -> None:
     tree = tree_of(data[f"{key}.tokens"][None], data[f"{key}.parents"].clamp_min(0)[None])
     for number, result in enumerate(results):
         logits, settings = data[f"{key}.node_logits"][None, None], sampling(result["processor"])
-        p = log_probs(logits, settings.as_tensors(logits)).exp()
+        p = log_probs(logits, PassSampling.uniform(settings, logits.device)).exp()
         check_sampled(tree, data[f"{key}.retrieve_indices"], p, result, data[f"{key}.{number}.sample_p"])
 
 
@@ -110,7 +111,7 @@ def test_static_rejection(case: int) -> None:
     tree = tree_of(tokens[None], torch.tensor([static.parents]), q)
     rows = torch.tensor(values("static_trees")[recorded["tree"]]["retrieve"])
     logits, settings = data[f"{key}.node_logits"][None, None], sampling(recorded["processor"])
-    p = log_probs(logits, settings.as_tensors(logits)).exp()
+    p = log_probs(logits, PassSampling.uniform(settings, logits.device)).exp()
     for number, result in enumerate(recorded["results"]):
         check_sampled(tree, rows, p, result, data[f"{key}.{number}.sample_p"])
 
@@ -139,7 +140,7 @@ def test_filters(order: str) -> None:
     for number, setting in enumerate(values("posterior")["filters"]):
         filters = sampling(setting, top_p_first=order == "topp_then_topk")
         logits = data["filters.logits"][None]
-        probabilities = log_probs(logits, filters.as_tensors(logits)).exp()
+        probabilities = log_probs(logits, PassSampling.uniform(filters, logits.device)).exp()
         expected = data[f"filters.{number}.probs_{order}"]
         torch.testing.assert_close(probabilities, expected, atol=1e-6, rtol=1e-5)
         assert torch.equal(probabilities > 0, expected > 0)

@@ -16,7 +16,8 @@ from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from adt_tree.policy import TreeShape
-from adt_tree.sampling import Sampling, guide
+from adt_tree.sampling import guide
+from adt_tree.settings import Sampling
 from models.family import LoadOptions
 from models.layouts import emu3, simplear
 from models.loading import load
