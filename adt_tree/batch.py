@@ -261,7 +261,7 @@ def nan_error(name: str, position: int) -> FloatingPointError:
     """Returns the error for an image whose logits at a position are NaN or infinite."""
     return FloatingPointError(
         f"image {name}, position {position}: the model's logits are not numbers (NaN or infinite): "
-        "damaged weights, or overflow in half precision (try --precision bf16 or fp32)"
+        "damaged weights, or overflow in half precision (try precision bf16 or fp32)"
     )
 
 

@@ -166,7 +166,7 @@ class Pipeline:
         if method.spec.network and self.model.drafter_net is None:
             raise UserError(
                 f"method {method.name!r}: {self.model.name} was loaded without the drafter network that it "
-                f"needs; give one (drafter, --drafter_path), or choose one of {', '.join(self.methods)}"
+                f"needs; give one (drafter_path), or choose one of {', '.join(self.methods)}"
             )
         return method
 
@@ -210,9 +210,9 @@ class Pipeline:
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
         decoded = self.decode(chosen, self.requests(prompts, seed), batch_size)
-        pictured = decoded if self.model.codec is not None else ()
+        pictured = () if self.model.codec.missing else decoded
         if not pictured:
-            print(f"warning: no images, codes alone: {self.model.no_codec_message}", file=sys.stderr)
+            print(f"warning: no images, codes alone: {self.model.codec.missing}", file=sys.stderr)
         return Output([self.image(image.codes) for image in pictured], decoded)
 
     def stream(

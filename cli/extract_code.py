@@ -108,7 +108,6 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
         return []
     with torch.inference_mode():
         images = from_uint8(torch.stack(pictures)).to(model.codebook.device)
-        assert model.codec is not None
         return model.codec.encode(images).flatten(1).tolist()
 
 
@@ -130,10 +129,10 @@ def run(options: Options) -> None:
     from training.teacher import features
 
     model = load_without_drafter(options, "attention").model
-    if model.codec is None:
-        raise UserError(f"extract_code encodes pixels, and {model.no_codec_message}")
-    grid, patch = model.grid.image, model.codec.config.patch_size
-    height, width = grid.height * patch, grid.width * patch
+    grid, config = model.grid.image, model.codec.config
+    if config is None:
+        raise UserError(f"extract_code encodes pixels, and {model.codec.missing}")
+    height, width = grid.height * config.patch_size, grid.width * config.patch_size
     facts = origin(model, generated=False, features=options.features)
     writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
     pending = [(name, path) for name, path in pairs if name not in writer.names]

@@ -18,7 +18,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions, refuse_unread
-from cli.parser import declare, option
+from cli.parser import declare, option, with_flags
 from storage.prompts import (
     DEFAULT_END,
     Prompt,
@@ -74,8 +74,8 @@ def run(options: Options) -> None:
     why_no_pixels = model.missing_for_pixels
     if options.heatmaps and why_no_pixels:
         refuse_unread(options, ("heatmaps",), "there are no pixels for maps")
-    if options.record and model.codec is None:
-        raise UserError(f"--record {options.record}: a race shows pixels, and {model.no_codec_message}")
+    if options.record and model.codec.missing:
+        raise UserError(f"--record {options.record}: a race shows pixels, and {model.codec.missing}")
     root, facts = Path(options.output_dir), fingerprint(options, method, model)
     folder = RunFolder(root, prompts, facts, model.grid, model.num_codes, pixels=not why_no_pixels)
     share = [prompt.name for prompt in prompts[rank::count]]
@@ -96,7 +96,8 @@ def run(options: Options) -> None:
             return  # other processes still generate images; the last of them prints the summary
         statistics = folder.statistics()
         if why_no_pixels:
-            print(f"{root}: {RECORDS}/NAME.json holds the codes of each image; {why_no_pixels}")
+            reason = with_flags(why_no_pixels, Options)
+            print(f"{root}: {RECORDS}/NAME.json holds the codes of each image; {reason}")
         else:
             plot(options, method, pipe, folder, prompts)
         record(options, method, pipe, folder, prompts)

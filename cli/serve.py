@@ -111,7 +111,7 @@ def run(options: Options) -> None:
     pipe = in_new_thread(torch.get_num_threads(), load_with_drafter_if_any, options)
     port = listener.getsockname()[1]
     site = f"http://[{options.host}]:{port}" if ":" in options.host else f"http://{options.host}:{port}"
-    where = "/generate" if pipe.model.codec is None else f"/v1, and a page at {site}/"
+    where = "/generate" if pipe.model.codec.missing else f"/v1, and a page at {site}/"
     print(f"{options.model} is served at {site}{where}. Ctrl-C ends it.", flush=True)
     if key is None:
         print("There is no key, so requests of other machines and of proxies are refused.", flush=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
@@ -50,7 +51,7 @@ def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
     """Returns the peak of the bytes in tensors on the GPU since the process began, and the estimate for the
     weights, the engines and one step of each."""
     networks = (model.decoder, model.drafter_net, model.codec)
-    tensors = [x for network in networks if network is not None for x in network.parameters()]
+    tensors = [x for network in networks if isinstance(network, nn.Module) for x in network.parameters()]
     estimate = sum(x.nbytes for x in tensors if x.is_cuda)
     for engine in engines:
         target = engine.target

@@ -16,6 +16,7 @@ from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from models import footprint
 from models.checkpoint.stored_module import on_meta
+from models.codecs.codec import Codec, CodeVectors
 from models.codecs.vq import Quantizer, VQModel
 from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
@@ -86,14 +87,15 @@ def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, de
     first = 0 if spec.embedded_prompts else FIRST_CODE
     decoder.cut_head(first, codes)
     row = decoder.embed.weight[:1] if spec.embedded_prompts else None
-    vq, codec, latents, row_end = dims.vq, None, None, None
+    vq, row_end = dims.vq, None
     if vq is None:
         assert dims.codec_parameters is not None, "a family without a VQModel has code vectors"
         size = dims.codec_parameters // codes
-        latents = _filled(lambda: nn.Embedding(codes, size), torch.float32, device).weight
+        vectors = _filled(lambda: nn.Embedding(codes, size), torch.float32, device).weight
+        codec: Codec = CodeVectors(vectors, "random weights make no pixels")
     else:
-        codec = cast(VQModel, on_meta(lambda: VQModel(vq)))
-        codec.quantize = _filled(lambda: Quantizer(vq), torch.float32, device)
+        whole = cast(VQModel, on_meta(lambda: VQModel(vq)))
+        whole.quantize, codec = _filled(lambda: Quantizer(vq), torch.float32, device), whole
         if dims.tokens != (dims.side // vq.patch_size) ** 2:
             row_end, grid = first + codes, replace(grid, row_ends=True)
     return Model(
@@ -106,7 +108,6 @@ def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, de
         weights_sha="random",
         drafter_sha=None if drafter is None else "random",
         drafter_layout=CHAMELEON,
-        latents=latents,
     )
 
 

@@ -8,7 +8,7 @@ the family: where its files lie, how to recognise and read them, and the default
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 # Default draft trees of EAGLE-2: depth, width, number of drafted nodes.
 RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
+# Default of ADT-Tree: start, greatest width and budget of that tree; the rest as tuned on the embedded model.
+RELEASED_ADAPTIVE = AdaptiveTree(depth_start=5, width_start=10, width_max=10, budget=58)
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # precision -> name in torch
-PRECISIONS = ("auto", *DTYPE_NAMES)  # values of --precision
-TOP_K = 2000  # default of --top_k, from the released code, where a family published none
+PRECISIONS = ("auto", *DTYPE_NAMES)  # values of LoadOptions.precision
+TOP_K = 2000  # default top-k, from the released code, where a family published none
 
 Fields = Mapping[str, Any]  # of config.json
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name, from the headers of a checkpoint
@@ -118,12 +120,13 @@ class Checkpoint:
         """Raises CheckpointError if the options ask for another size than the only one of the model."""
         size = self.options.target_size
         if size not in (None, pixels):
-            raise CheckpointError(f"--target_size {size}: this model's images have {pixels} px; leave it out")
+            raise CheckpointError(f"target_size {size}: this model's images have {pixels} px; leave it out")
 
-    def part(self, title: str, names: tuple[str, ...], path: str | None, option: str) -> Path:
-        """Returns the path of a part that lies beside the target: `path`, the value of `option`, or else the
-        first of `names` that exists in the target's folder, its parent or the family's folder.
-        CheckpointError, which calls the part `title`, if there is none."""
+    def part(self, title: str, names: tuple[str, ...], option: str) -> Path:
+        """Returns the path of a part that lies beside the target: the value of `option`, or else the first of
+        `names` that exists in the target's folder, its parent or the family's folder. CheckpointError, which
+        calls the part `title`, if there is none."""
+        path: str | None = getattr(self.options, option)
         if path is not None:
             return locate(path)
         places = (home_of(self.folder), self.folder.parent, self.spec.home)
@@ -138,7 +141,7 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Pixels along the side of an image: --target_size, or else the default of the family."""
+        """Pixels along the side of an image: target_size, or else the default of the family."""
         size = self.options.target_size or self.spec.default_size
         assert size is not None, "a family with several sizes needs a default_size"
         return size
@@ -148,7 +151,7 @@ class Checkpoint:
 class ModelFamily:
     """All that distinguishes a model family, except for the mathematics of its networks."""
 
-    name: str  # value of --model
+    name: str
     about: str  # a few words for --help
     layout: str  # the module of models.layouts that reads its checkpoints
     home: Path  # default folder of the family's files
@@ -161,12 +164,13 @@ class ModelFamily:
     options: tuple[str, ...] = ()  # options that this family reads and some others do not
     default_size: int | None = None  # pixels along the side; None: a checkpoint has one size only
     tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
+    adaptive: AdaptiveTree = RELEASED_ADAPTIVE  # default tree of ADT-Tree
     static_tree: str = "mc_sim_7b_63"  # default tree of EAGLE-1
-    guidance: float = 3.0  # published default of --cfg
-    temperature: float = 1.0  # published default of --temperature
-    top_k: int = TOP_K  # published default of --top_k
-    top_p: float = 1.0  # published default of --top_p
-    # Default of --method. self-draft needs no drafter network: for most families none is published.
+    guidance: float = 3.0  # published default
+    temperature: float = 1.0  # published default
+    top_k: int = TOP_K  # published default
+    top_p: float = 1.0  # published default
+    # Default method. self-draft needs no drafter network: for most families none is published.
     method: str = "self-draft"
     fp32_on_cpu: bool = False  # precision auto is fp32 on every CPU, so that exact methods give one image
     reference: bool = False  # transformers can generate its images too (bench --reference)
@@ -232,17 +236,6 @@ class ModelFamily:
             AdaptiveTree: self.adaptive,
         }
         return by_type[tree] if isinstance(tree, type) else tree
-
-    @property
-    def adaptive(self) -> AdaptiveTree:
-        """The constants of ADT-Tree: budget, start and greatest width are those of the family's EAGLE-2 tree,
-        the other constants were tuned on the embedded model."""
-        tree, tuned = self.tree, AdaptiveTree()
-        if tree == EMBEDDED_TREE:
-            return tuned
-        return replace(
-            tuned, depth_start=tree.depth, width_max=tree.width, width_start=tree.width, budget=tree.budget
-        )
 
 
 def home_of(target: Path) -> Path:

@@ -208,11 +208,11 @@ def check_room(dims: Dimensions, device: torch.device, precision: str) -> None:
         return
     sizes = range(dims.images - 1, 0, -1)
     fits = next((images for images in sizes if decoding_peak(replace(dims, images=images)) <= free), 0)
-    advice = f"the largest that fits is --batch_size {fits}"
+    advice = f"the largest that fits is batch_size {fits}"
     if not fits:
-        lower = "give --precision bf16, or" if precision == "fp32" else f"--precision is {precision} already:"
+        lower = "give precision bf16, or" if precision == "fp32" else f"precision is {precision} already:"
         advice = f"{lower} free memory on the device or use a larger one"
     raise NoRoom(
-        f"--batch_size {dims.images}: decoding needs {needed / 1e9:.2f} GB beside the loaded model, and "
+        f"batch_size {dims.images}: decoding needs {needed / 1e9:.2f} GB beside the loaded model, and "
         f"{device} has {max(free, 0) / 1e9:.2f} GB free; {advice}"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,10 +29,11 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     Weights are cast to the precision as they are read; the codec stays fp32. Raises CheckpointError.
     """
     spec, options = _family(expanded(model), options)
-    for name in ("ratio", "height", "width", "trust_torchscript"):
+    of_families = dict.fromkeys(name for other in SPECS.values() for name in other.options)
+    for name in filter(partial(hasattr, DEFAULTS), of_families):
         value = getattr(options, name)
-        if value and name not in spec.options:
-            raise CheckpointError(f"--{name} {value}: {spec.name} does not read it; leave it out")
+        if value != getattr(DEFAULTS, name) and name not in spec.options:
+            raise CheckpointError(f"{name} {value}: {spec.name} does not read it; leave it out")
     device = pick_device(options.device)
     graphs = pick_graphs(options.cuda_graphs, device)
     precision = pick_precision(options.precision, device, spec)
@@ -76,14 +78,14 @@ def detect(folder: Path) -> ModelFamily:
     specs = [spec for spec in SPECS.values() if spec.matches(fields, shapes)]
     if len(specs) != 1:
         raise CheckpointError(
-            f"{folder}: its files do not tell which model it is: give it as --model_path, and its family as "
-            f"--model ({', '.join(SPECS)})"
+            f"{folder}: its files do not tell which model it is: give it as model_path, and its family as "
+            f"model ({', '.join(SPECS)})"
         )
     return specs[0]
 
 
 def find_target(spec: ModelFamily, options: LoadOptions) -> Path:
-    """Returns the target's path: --model_path, or the family's folder, or else what the hub has."""
+    """Returns the target's path: model_path, or the family's folder, or else what the hub has."""
     folder = spec.target_folder
     place = options.model_path or (None if folder.exists() else spec.hub)
     return component(locate(place, options.revision, spec.parts) if place else folder)
@@ -94,13 +96,13 @@ def find_files(spec: ModelFamily, options: LoadOptions, device: str, precision: 
     folder = find_target(spec, options)
     if not folder.exists():
         fetch = f"fetch it by `bash scripts/get_ckpts.sh {spec.name}`, or " if spec.target else ""
-        raise CheckpointError(f"{folder} does not exist: {fetch}give --model_path (a folder or a hub id)")
+        raise CheckpointError(f"{folder} does not exist: {fetch}give model_path (a folder or a hub id)")
     drafter = None if options.need_drafter is False else drafter_folder(spec, folder, options)
     return Checkpoint(spec, folder, drafter, DTYPES[precision], torch.device(device), options)
 
 
 def drafter_folder(spec: ModelFamily, target: Path, options: LoadOptions) -> Path | None:
-    """Returns the folder of a target's drafter: --drafter_path, which may be a hub id, or `drafter` beside
+    """Returns the folder of a target's drafter: drafter_path, which may be a hub id, or `drafter` beside
     the target, or, for the family's own target alone, the family's. None if there is none."""
     if options.drafter_path:
         return locate(options.drafter_path)
@@ -109,7 +111,7 @@ def drafter_folder(spec: ModelFamily, target: Path, options: LoadOptions) -> Pat
 
 
 def pick_device(name: str) -> str:
-    """Returns the device that --device names; auto is cuda if there is one, and else cpu.
+    """Returns the device of that name; auto is cuda if there is one, and else cpu.
 
     Under a launcher, cuda is the device of this process's local rank, which becomes the current one. On the
     device meta a model has shapes but no weights: check_ckpts uses it. Raises CheckpointError for an unknown
@@ -118,15 +120,15 @@ def pick_device(name: str) -> str:
     if name in ("cpu", "meta"):
         return name
     if name not in ("auto", "cuda") and not (name.startswith("cuda:") and name[5:].isdecimal()):
-        raise CheckpointError(f"--device {name}: choose auto, cpu, cuda or cuda:N")
+        raise CheckpointError(f"device {name}: choose auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
         if name == "auto":
             return "cpu"
-        raise CheckpointError(f"--device {name}: no CUDA device is visible; use --device cpu or auto")
+        raise CheckpointError(f"device {name}: no CUDA device is visible; use device cpu or auto")
     visible = torch.cuda.device_count()
     if name.startswith("cuda:"):
         if int(name[5:]) >= visible:
-            raise CheckpointError(f"--device {name}: {visible} CUDA devices are visible; they count from 0")
+            raise CheckpointError(f"device {name}: {visible} CUDA devices are visible; they count from 0")
         return name
     if "WORLD_SIZE" in os.environ:  # set by launchers: accelerate launch, torchrun
         rank = os.environ.get("LOCAL_RANK", "0")
@@ -136,7 +138,7 @@ def pick_device(name: str) -> str:
             )
         if int(rank) >= visible:
             raise CheckpointError(
-                f"--device {name}: LOCAL_RANK={rank}, but {visible} CUDA devices are visible; launch one "
+                f"device {name}: LOCAL_RANK={rank}, but {visible} CUDA devices are visible; launch one "
                 "process per device"
             )
         torch.cuda.set_device(int(rank))
@@ -148,18 +150,18 @@ def pick_graphs(asked: bool | None, device: str) -> bool:
     CheckpointError if they are asked for elsewhere."""
     on_cuda = device.startswith("cuda")
     if asked and not on_cuda:
-        raise CheckpointError(f"--cuda_graphs: this runs on {device}, which has none; leave it out")
+        raise CheckpointError(f"cuda_graphs: this runs on {device}, which has none; leave it out")
     return on_cuda if asked is None else asked
 
 
 def pick_precision(name: str, device: str, spec: ModelFamily) -> str:
-    """Returns the precision that --precision names.
+    """Returns the precision of that name.
 
     auto is bf16 if the device multiplies it in hardware, else fp16 on a GPU, and on a CPU fp32, which is
     faster there than emulated bf16. A family with fp32_on_cpu has fp32 on every CPU.
     """
     if name not in PRECISIONS:
-        raise CheckpointError(f"--precision {name}: choose one of {', '.join(PRECISIONS)}")
+        raise CheckpointError(f"precision {name}: choose one of {', '.join(PRECISIONS)}")
     if name != "auto":
         return name
     if device.startswith("cuda"):
@@ -170,7 +172,7 @@ def pick_precision(name: str, device: str, spec: ModelFamily) -> str:
 
 def _check_attention(options: LoadOptions, device: str, precision: str, spec: ModelFamily) -> None:
     """Raises CheckpointError if flash-attn is missing, or cannot do this model's attention."""
-    option = f"--attention {options.attention}"
+    option = f"attention {options.attention}"
     if options.attention != "flash":
         raise CheckpointError(f"{option}: choose sdpa or flash")
     if not device.startswith("cuda") or precision == "fp32":

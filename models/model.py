@@ -20,9 +20,10 @@ from models.cell_tokens import CellIds
 from models.checkpoint.files import expanded
 from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
+from models.codecs.codec import Codec
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
-from models.codecs.vq import VQModel, to_uint8
+from models.codecs.vq import to_uint8
 from models.decoder.cache import KVCache
 from models.decoder.config import DecoderConfig
 from models.decoder.flash_cache import FlashCache
@@ -45,13 +46,12 @@ class Model:
     grid: Grid
     prompts: PromptEncoder
     decoder: Decoder
-    codec: VQModel | None  # None: codes become pixels elsewhere or not, and `latents` are the code vectors
+    codec: Codec
     drafter_net: DrafterNet | None
     weights_sha: str
     drafter_sha: str | None
     drafter_layout: DrafterLayout  # the form of its drafters' config.json
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
-    latents: Tensor | None = None  # [V, C]: the code vectors of a model without a codec
     diffusion: DiffusionDecoder | None = None  # of a GLM-Image that was loaded from files
     attention: str = "sdpa"  # or flash
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
@@ -75,11 +75,7 @@ class Model:
 
     @property
     def codebook(self) -> Tensor:
-        """Code vectors [V, C], whose distances LANTERN compares."""
-        if self.codec is not None:
-            return self.codec.codebook
-        assert self.latents is not None, "a model has a codec or code vectors"
-        return self.latents
+        return self.codec.codebook
 
     @property
     def embeddings(self) -> Tensor:
@@ -101,21 +97,9 @@ class Model:
         return CellIds(codes, self.prompts.row_end)
 
     @property
-    def no_codec_message(self) -> str:
-        """The error message of commands that need a codec, for a model without one."""
-        if "trust_torchscript" in self.spec.options:
-            return (
-                f"{self.name} gives codes: its decoder of pixels is TorchScript, which is code; "
-                "--trust_torchscript runs it"
-            )
-        return f"{self.name} gives codes, and only generate_images can turn them into pixels"
-
-    @property
     def missing_for_pixels(self) -> str:
-        """The reason why the model cannot turn its codes into pixels, for the user; empty if it can."""
-        if self.codec is not None:
-            return ""
-        return self.no_codec_message if self.diffusion is None else self.diffusion.missing
+        """The reason why neither codec nor diffusion model makes pixels, for the user; empty if one does."""
+        return self.codec.missing if self.diffusion is None else self.diffusion.missing
 
     def encode(self, text: str) -> EncodedPrompt:
         """Returns a text as the prompt that a target's prefill takes. UserError as in PromptEncoder."""
@@ -137,8 +121,8 @@ class Model:
             raise UserError(UNGUIDED)
         if self.attention == "flash" and max_nodes > 1:
             raise UserError(
-                "--attention flash: draft trees need a mask, which flash-attn lacks; use the AR baseline "
-                "(--method ar), or --attention sdpa"
+                "attention flash: draft trees need a mask, which flash-attn lacks; use the AR baseline "
+                "(method ar), or attention sdpa"
             )
         dims = self.dimensions(slots, sampling, max_nodes, max_prompt)
         check_room(dims, self.device, self.precision)
@@ -158,7 +142,7 @@ class Model:
     def dimensions(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Dimensions:
         """Returns the dimensions from which models.footprint computes the memory of decoding with such a
         target."""
-        net, vq = self.drafter_net, None if self.codec is None else self.codec.config
+        net, vq = self.drafter_net, self.codec.config
         return Dimensions(
             decoder=self.decoder.config,
             drafter=None if net is None else replace(net.config, num_layers=1),
@@ -186,11 +170,10 @@ class Model:
     def image(self, codes: list[int]) -> Image.Image:
         """Returns the RGB image of codes in raster order; of several rasters the last is decoded. Raises
         UserError for a model that gives codes alone."""
-        if self.codec is None:
-            raise UserError(self.no_codec_message)
         grid = torch.tensor(codes[self.grid.starts[-1] :], device=self.codebook.device)
         grid = grid.view(1, self.grid.height, self.grid.width)
-        pixels = to_uint8(self.codec.decode(grid), self.codec.config.rounds)
+        config = self.codec.config
+        pixels = to_uint8(self.codec.decode(grid), config is not None and config.rounds)
         return Image.fromarray(pixels[0].cpu().numpy())
 
     def nearest(self, k: int, table: Path | None = None) -> Tensor:
@@ -203,7 +186,7 @@ class Model:
         path = find_table((Path(expanded(table)),) if table else self.tables, self.num_codes)
         if table is not None and path is None:
             raise CheckpointError(
-                f"--lantern_table {table}: no such file, nor a top_{self.num_codes - 1}_indices.npy in it"
+                f"lantern_table {table}: no such file, nor a top_{self.num_codes - 1}_indices.npy in it"
             )
         return nearest_table(self.codebook, k) if path is None else read_table(path, self.codebook, k)
 
@@ -215,7 +198,7 @@ def load_networks(
     decoder: StoredModule,
     grid: Grid,
     prompts: PromptEncoder,
-    codec: VQModel | None,
+    codec: Codec,
     layout: DrafterLayout = LLAMA,
 ) -> Model:
     """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
@@ -224,16 +207,16 @@ def load_networks(
     before the large target is read. Raises CheckpointError if one of them does not fit.
     """
     folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
-    if codec is not None and codec.config.num_embeddings != prompts.num_codes:
+    if len(codec.codebook) != prompts.num_codes:
         raise CheckpointError(
-            f"{folder}: {prompts.num_codes} codes, the VQ decoder has {codec.config.num_embeddings}: they "
+            f"{folder}: {prompts.num_codes} codes, the VQ decoder has {len(codec.codebook)}: they "
             "belong to different models"
         )
     net, drafter_sha = None, None
     if drafter is None and checkpoint.options.need_drafter:
         raise CheckpointError(
-            f"{folder} has no drafter network: give one by --drafter_path, or a method that needs none, such "
-            "as --method self-draft"
+            f"{folder} has no drafter network: give one as drafter_path, or a method that needs none, such "
+            "as method self-draft"
         )
     if drafter is not None:
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)

@@ -4,10 +4,11 @@ layout, a reader of its files in models/layouts."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from adt_tree.errors import CheckpointError
-from adt_tree.policy import TreeShape
-from models.family import EMBEDDED_TREE, Fields, ModelFamily, Shapes
+from adt_tree.policy import AdaptiveTree, TreeShape
+from models.family import EMBEDDED_TREE, RELEASED_ADAPTIVE, Fields, ModelFamily, Shapes
 from models.published import CKPTS, Networks, Source
 
 VQ_DECODER = "model.vqmodel.decoder."  # prefix of the tensors of a VQ decoder inside a Chameleon checkpoint
@@ -24,9 +25,15 @@ def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
     return (norm[0] < heads) == shared_norms
 
 
-def has_codec(shapes: Shapes) -> bool:
-    """Returns whether a checkpoint holds a VQ decoder, so that no VQGAN has to lie beside it."""
-    return any(name.startswith(VQ_DECODER) for name in shapes)
+def is_embedded(fields: Fields, shapes: Shapes) -> bool:
+    """Returns whether a checkpoint is like the embedded model: Anole's layout with a VQ decoder in it."""
+    has_codec = any(name.startswith(VQ_DECODER) for name in shapes)
+    return has_codec and is_chameleon(fields, shapes, shared_norms=False)
+
+
+def is_anole(fields: Fields, shapes: Shapes) -> bool:
+    """Returns whether a checkpoint is Anole's, whose VQGAN lies beside it."""
+    return is_chameleon(fields, shapes, shared_norms=False) and not is_embedded(fields, shapes)
 
 
 def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
@@ -88,9 +95,10 @@ EMOJI = ModelFamily(
     name="emoji",
     about="the embedded model",
     layout="chameleon",
-    recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and has_codec(shapes),
+    recognises=is_embedded,
     home=CKPTS / "emoji",
     tree=EMBEDDED_TREE,
+    adaptive=AdaptiveTree(),
     fp32_on_cpu=True,
     reference=True,
 )
@@ -98,7 +106,7 @@ ANOLE = ModelFamily(
     name="anole",
     about="Anole-7b",
     layout="chameleon",
-    recognises=lambda fields, shapes: is_chameleon(fields, shapes, False) and not has_codec(shapes),
+    recognises=is_anole,
     home=CKPTS / "anole",
     target=Source(
         "target, text tokenizer", "leloy/Anole-7b-v0.1-hf", "anole/Anole-7b-v0.1-hf", size="14.3 GB",
@@ -118,7 +126,7 @@ LUMINA_MGPT = ModelFamily(
     name="lumina_mgpt",
     about="Lumina-mGPT-7B",
     layout="chameleon",
-    recognises=lambda fields, shapes: is_chameleon(fields, shapes, True),
+    recognises=partial(is_chameleon, shared_norms=True),
     home=CKPTS / "lumina_mgpt",
     target=Source(
         "target", "Alpha-VLLM/Lumina-mGPT-7B-768", "lumina_mgpt/Lumina-mGPT-7B-768",
@@ -138,12 +146,13 @@ LUMINA_MGPT = ModelFamily(
     options=("tokenizer_base_path", "eagle_version"),
     default_size=768,
     tree=TreeShape(6, 10, 58),
+    adaptive=replace(RELEASED_ADAPTIVE, depth_start=6),
 )  # fmt: skip
 LLAMAGEN = ModelFamily(
     name="llamagen",
     about="LlamaGen's stage 1, or a class-conditional LlamaGen",
     layout="llamagen",
-    recognises=lambda fields, shapes: is_stage("llamagen", fields, shapes),
+    recognises=partial(is_stage, "llamagen"),
     home=CKPTS / "llamagen",
     target=Source(
         "target, 256 px", "jadohu/LlamaGen-T2I", "llamagen/LlamaGen-T2I", licence="LlamaGen: MIT",
@@ -161,7 +170,7 @@ LLAMAGEN2 = replace(
     LLAMAGEN,
     name="llamagen2",
     about="LlamaGen's stage 2",
-    recognises=lambda fields, shapes: is_stage("llamagen2", fields, shapes),
+    recognises=partial(is_stage, "llamagen2"),
     target=Source(
         "target, 512 px", "jadohu/LlamaGen-T2I-2", "llamagen/LlamaGen-T2I-2", licence="LlamaGen: MIT",
         also="`peizesun/llamagen_t2i/t2i_XL_stage2_512.pt`",

@@ -27,7 +27,7 @@ from models.decoder.transformer import Decoder, Join, as_it_is, join, logits_of
 from models.image_tokens import ImageTokens
 from models.padding import Buckets, NoPadding
 
-UNGUIDED = "guidance (--cfg): this model has no unconditional branch; give 1, or leave it out"
+UNGUIDED = "guidance: this model has no unconditional branch; give 1, or leave it out"
 
 
 @dataclass(frozen=True, slots=True)

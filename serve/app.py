@@ -44,9 +44,9 @@ def create_app(pipe: Pipeline, settings: Settings = DEFAULTS) -> Starlette:
     process looks for room. Raises UserError if there is no room, and for a model without pixels, unless it is
     GLM-Image, whose codes SGLang asks for.
     """
-    pixels = pipe.model.codec is not None
+    pixels = not pipe.model.codec.missing
     if not pixels and pipe.model.prompts.images is None:
-        raise UserError(f"the server shows pixels, and {pipe.model.no_codec_message}")
+        raise UserError(f"the server shows pixels, and {pipe.model.codec.missing}")
     pipe = Pipeline(pipe.model, MAX_ENGINES)
     in_new_thread(torch.get_num_threads(), build_first, pipe, settings)
 

@@ -121,8 +121,9 @@ def check_model(request: ImageRequest, pipe: Pipeline) -> None:
 
 def size_of(pipe: Pipeline) -> str:
     """Returns the size of the model's images as "WIDTHxHEIGHT"."""
-    assert pipe.model.codec is not None  # a model without pixels is refused when the server starts
-    raster, side = pipe.model.grid.image, pipe.model.codec.config.patch_size
+    raster, config = pipe.model.grid.image, pipe.model.codec.config
+    assert config is not None  # a model without pixels is refused when the server starts
+    side = config.patch_size
     return f"{raster.width * side}x{raster.height * side}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,12 +12,8 @@ from torch import Tensor
 from adt_tree.errors import UserError
 from adt_tree.settings import Sampling
 
-# Arguments that a caller may give: some are read here, the others do not change the tokens.
-ACCEPTED = {
-    "attention_mask", "generation_config", "image_grid_thw", "image_sizes", "images_per_sample", "input_ids",
-    "logits_processor", "logits_to_keep", "past_key_values", "position_ids", "stopping_criteria",
-    "synced_gpus",
-}  # fmt: skip
+# Tensors that a caller may give: some are read here, the others do not change the tokens.
+ACCEPTED = {"attention_mask", "image_grid_thw", "image_sizes", "images_per_sample", "position_ids"}
 
 
 def refuse(reason: str) -> NoReturn:
@@ -26,28 +21,14 @@ def refuse(reason: str) -> NoReturn:
     raise UserError(f"custom_generate: {reason}")
 
 
-def call_of_generate() -> Mapping[str, Any]:
-    """Returns the parameters of the call of transformers' `generate` that this function runs in, however many
-    functions lie between; {} outside of one.
-
-    `generate` does not pass all of its arguments to a function given as custom_generate, and does not tell
-    those of its caller from those that it has prepared, of which every release may add some.
-    """
-    from transformers import GenerationMixin
-
-    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return {} if frame is None else frame.f_locals
-
-
 def check(input_ids: Tensor, arguments: Mapping[str, Any]) -> None:
-    """Refuses arguments that change the result or its form in a way that this engine does not follow, and
-    those of the caller that it does not know."""
-    config, call = arguments["generation_config"], call_of_generate()
-    for name in ("streamer", "assistant_model"):
-        if call.get(name) is not None:  # without this check a reader of the streamer would wait for ever
-            refuse(f"{name}: it is not supported; leave it out")
+    """Refuses arguments that change the result or its form in a way that this engine does not follow.
+
+    `generate` adds arguments of its own, a later release perhaps more of them. So an unknown one is refused
+    if it is a tensor, as the inputs of models are, or a cache that holds tokens. A streamer and an
+    assistant_model never come here: transformers does not pass them on.
+    """
+    config = arguments["generation_config"]
     mode = config.get_generation_mode().value
     if mode not in ("greedy_search", "sample"):
         refuse(f"{mode}: leave out num_beams, penalty_alpha, prompt_lookup_num_tokens and dola_layers")
@@ -59,9 +40,7 @@ def check(input_ids: Tensor, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         if hasattr(value, "get_seq_length") and value.get_seq_length() > 0:
             refuse(f"{name}: a prompt is read from its first token; leave it out")
-    given = call.get("kwargs", arguments)
-    unknown = {name for name, value in given.items() if value is not None} - ACCEPTED
-    if refused := sorted(name for name in unknown if not hasattr(config, name)):
+    if refused := sorted({name for name, value in arguments.items() if torch.is_tensor(value)} - ACCEPTED):
         refuse(f"{', '.join(refused)}: not supported; leave it out")
     positions, mask = arguments.get("position_ids"), arguments.get("attention_mask")
     if positions is not None:

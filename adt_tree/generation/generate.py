@@ -44,8 +44,7 @@ def generate(
     constraint; otherwise they have its distribution. method: a name of adt_tree.METHODS, or a Method, whose
     sampling is replaced by that of `generate`; None: the model's default. seed: row n has seed + n;
     None: a seed from torch's global generator. arguments: those that transformers passes to any decoding
-    method. UserError for what the caller set and cannot be honoured, or is neither a setting of generation
-    nor ACCEPTED in call_settings.py.
+    method. UserError for those of them that cannot be honoured.
     """
     if "inputs" in arguments:  # the folder form: `generate` passes its arguments on before it prepares them
         return _prepare(model, input_ids, arguments, method, seed)
@@ -71,6 +70,9 @@ def _prepare(
     the inputs and the effective configuration as for any decoding method."""
     from transformers import GenerationMixin
 
+    for name in ("streamer", "assistant_model"):
+        if arguments.get(name) is not None:  # a reader of the streamer would wait for ever
+            refuse(f"{name}: it is not supported; leave it out")
     passed_on = {name: value for name, value in arguments.items() if name not in LOADING}
     if input_ids is not None:
         passed_on["input_ids"] = input_ids

@@ -51,7 +51,7 @@ def locate(text: str, revision: str | None = None, parts: tuple[str, ...] = ()) 
     path, hub_id = Path(text), HubId.read(text)
     if path.exists():
         if revision is not None:
-            raise CheckpointError(f"--revision {revision}: {text} is a path, not a hub id; leave it out")
+            raise CheckpointError(f"revision {revision}: {text} is a path, not a hub id; leave it out")
         return path
     if hub_id is None:
         raise CheckpointError(f"{text} does not exist: give a checkpoint's folder, or a hub id OWNER/NAME")

@@ -81,7 +81,7 @@ class StoredModule:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise CheckpointError(
                     f"{source}: no room for the weights on {weights.device} as {weights.dtype}: choose a "
-                    "smaller --precision or another --device"
+                    "smaller precision or another device"
                 ) from error
             lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
             raise CheckpointError(f"{source}: the weights do not fit config.json: {lines[0]}") from error

@@ -35,8 +35,10 @@ def code_vectors(device: torch.device) -> Tensor:
 
 
 class CosmosDecoder(nn.Module):
-    """decoder.jit with the interface of models.codecs.vq.VQModel, from codes [B, h, w] to images [B, 3, H, W]
-    in [-1, 1]. It keeps the type of its weights, which is bf16 as published."""
+    """decoder.jit as a models.codecs.codec.Codec. It keeps the type of its weights, which is bf16 as
+    published."""
+
+    missing = ""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         """Opens the file, except on the device meta, where only its form is checked. CheckpointError if it

@@ -54,7 +54,7 @@ def read_table(path: Path, codebook: Tensor, width: int) -> Tensor:
     stored = open_table(path, codes)
     with reading(path, REMEDY):
         if stored.shape[1] < width:
-            raise ValueError(f"has {stored.shape[1]} columns, {width} are needed (a smaller --lantern_k)")
+            raise ValueError(f"has {stored.shape[1]} columns, {width} are needed (a smaller lantern_k)")
         table = torch.from_numpy(np.ascontiguousarray(stored[:, :width]).astype(np.int64)).to(codebook.device)
         row_codes = torch.arange(codes, device=codebook.device)[:, None]
         if bool(((table < 0) | (table >= codes) | (table == row_codes)).any()):

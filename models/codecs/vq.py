@@ -276,6 +276,8 @@ class Quantizer(nn.Module):
 class VQModel(nn.Module):
     """The whole codec: encoder, codebook and decoder."""
 
+    missing = ""
+
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config

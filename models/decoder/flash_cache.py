@@ -1,4 +1,4 @@
-"""Attention by the package flash-attn, over the cache of models.decoder.cache (option --attention flash)."""
+"""Attention by the package flash-attn, over the cache of models.decoder.cache (option attention flash)."""
 
 from __future__ import annotations
 

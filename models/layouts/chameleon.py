@@ -86,7 +86,7 @@ CHAMELEON = DrafterLayout(decoder_config)
 
 def search_folders(checkpoint: Checkpoint) -> tuple[Path, ...]:
     """Returns the folders to search for text_tokenizer.json, vqgan.ckpt and vqgan.yaml: those below
-    --tokenizer_base_path if the option is set, otherwise the target's and those of the published layout, or
+    tokenizer_base_path if that option is set, otherwise the target's and those of the published layout, or
     of the copy that Liquid's authors publish."""
     inner = Path("chameleon", "tokenizer")
     base, target = checkpoint.options.tokenizer_base_path, checkpoint.folder
@@ -113,7 +113,7 @@ def load(checkpoint: Checkpoint) -> Model:
         title, family = ("Anole", "anole") if lumina else ("Lumina-mGPT", "lumina_mgpt")
         raise CheckpointError(
             f"{folder}: {norms} query norms for {shape.num_heads} heads, as in {title}: it is not a "
-            f"checkpoint of {checkpoint.spec.name}, try --model {family}"
+            f"checkpoint of {checkpoint.spec.name}, try model {family!r}"
         )
     codec = read_codec(checkpoint, config, state)
     begin, instruction, row_end = layout.begin_of_image, "", None
@@ -158,7 +158,7 @@ def grid_of(size: int, patch: int) -> Grid:
     CheckpointError if a side is not a whole number of cell pairs, which its size tokens count."""
     if size < 1 or size % (2 * patch):
         raise CheckpointError(
-            f"--target_size {size}: it must be a multiple of {2 * patch} (two cells of the VQGAN)"
+            f"target_size {size}: it must be a multiple of {2 * patch} (two cells of the VQGAN)"
         )
     return Grid(size // patch, size // patch, row_ends=True)
 
@@ -171,7 +171,7 @@ def lumina_tokens(checkpoint: Checkpoint, config: Mapping[str, Any], grid: Grid)
         if name not in vocabulary:
             raise CheckpointError(
                 f"{checkpoint.folder / 'config.json'}: vocabulary_map: token {name} is missing: give a "
-                "checkpoint of Lumina-mGPT that has images of this size, or another --target_size"
+                "checkpoint of Lumina-mGPT that has images of this size, or another target_size"
             )
     return [vocabulary[name] for name in names]
 
@@ -198,7 +198,7 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
     if home is None:
         raise CheckpointError(
             f"{folder} holds no VQ decoder ({VQ}decoder.*): put Meta's vqgan.ckpt and vqgan.yaml into "
-            f"{' or '.join(map(str, folders))}, or give their folder as --tokenizer_base_path "
+            f"{' or '.join(map(str, folders))}, or give their folder as tokenizer_base_path "
             "(`bash scripts/get_ckpts.sh liquid` fetches a copy)"
         )
     file, description = home / "vqgan.ckpt", home / "vqgan.yaml"

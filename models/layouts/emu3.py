@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from adt_tree.grid import Grid
 from models.checkpoint.config import check_integer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
-from models.codecs.vq import VQConfig, VQModel
+from models.codecs.vq import VQConfig
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
 from models.family import Checkpoint
@@ -48,9 +48,10 @@ STORED = "text_model.model.", "text_model.lm_head.weight", "vqmodel."  # as save
 LOADED = "model.text_model.", "lm_head.weight", "model.vqmodel."  # as the loaded model has them
 
 
-class Codec(nn.Module):
-    """transformers' Emu3VQVAE with the interface of models.codecs.vq.VQModel, between codes [B, h, w] and
-    images [B, 3, H, W] in [-1, 1]."""
+class Emu3Codec(nn.Module):
+    """transformers' Emu3VQVAE as a models.codecs.codec.Codec."""
+
+    missing = ""
 
     def __init__(self, vqmodel: Any) -> None:
         super().__init__()
@@ -65,15 +66,12 @@ class Codec(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """The code vectors [V, E]."""
         return self.vqmodel.quantize.embedding.weight
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Returns the images of codes, not clamped."""
         return self.vqmodel.decode(codes)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Returns the codes of images."""
         sizes = [images.shape[2:]] * len(images)
         return torch.stack(self.vqmodel.encode(images, sizes).image_tokens)
 
@@ -103,12 +101,12 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
     cannot be read, or a size and ratio that leave no image."""
     width, _, height = ratio.partition(":")
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise CheckpointError(f"--ratio {ratio}: give width:height, for example 16:9")
+        raise CheckpointError(f"ratio {ratio}: give width:height, for example 16:9")
     scale = (size * size / (int(width) * int(height))) ** 0.5 / patch
     rows, columns = round(int(height) * scale), round(int(width) * scale)
     if rows < 1 or columns < 1:
         raise CheckpointError(
-            f"--target_size {size} --ratio {ratio}: no whole cell of {patch} pixels fits, give a larger size"
+            f"target_size {size}, ratio {ratio}: no whole cell of {patch} pixels fits, give a larger size"
         )
     return Grid(rows, columns, row_ends=True)
 
@@ -179,9 +177,9 @@ def load(checkpoint: Checkpoint) -> Model:
     decoder = published(lambda: Decoder(shape), names, shape)
     require(folder, state, decoder.shapes | {vq + name: sizes for name, sizes in pixel_shapes.items()})
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
-    codec = Codec(stored_codec.load(pixels, folder))
+    codec = Emu3Codec(stored_codec.load(pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
     prompts = token_prompts(codes, row_end)
     if not checkpoint.only_ids:
         prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes, row_end, grid)
-    return load_networks(checkpoint, shape, state, decoder, grid, prompts, cast(VQModel, codec))
+    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)

@@ -27,6 +27,7 @@ from models.checkpoint.config import check_integer, integer, integers, positive,
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
 from models.checkpoint.weights import Weights
+from models.codecs.codec import CodeVectors
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
@@ -38,7 +39,8 @@ from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder, token_prompts
 
 PREVIEW = 16  # cells along the side of a square image's preview, as in transformers' processor
-SIDE = 1024  # default of --height and --width in pixels
+NO_PIXELS = "glm_image gives codes, and only generate_images can turn them into pixels"
+SIDE = 1024  # default of height and width in pixels
 SECTIONS = (8, 12, 12)  # default of mrope_section in transformers
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 
@@ -92,13 +94,13 @@ def grid_of(height: int, width: int) -> Grid:
     so narrow that their preview has no cell along a side."""
     for name, pixels in (("height", height), ("width", width)):
         if pixels < CELL or pixels % CELL:
-            raise UserError(f"--{name} {pixels}: give a positive multiple of {CELL} pixels")
+            raise UserError(f"{name} {pixels}: give a positive multiple of {CELL} pixels")
     rows, columns = height // CELL, width // CELL
     ratio = rows / columns
     preview = (int(math.sqrt(ratio) * PREVIEW), int(math.sqrt(1 / ratio) * PREVIEW))
     if 0 in preview:
         raise UserError(
-            f"--height {height} --width {width}: the preview would have {preview[0]} x {preview[1]} cells; "
+            f"height {height}, width {width}: the preview would have {preview[0]} x {preview[1]} cells; "
             f"give sides of which one is less than {PREVIEW * PREVIEW} times the other"
         )
     return Grid(rows, columns, before=(Raster(*preview),))
@@ -177,7 +179,7 @@ def load(checkpoint: Checkpoint) -> Model:
         shape = decoder_config(config)
         width = integer(section(config, "vq_config"), "embed_dim")
     if options.target_size is not None:
-        raise UserError(f"--target_size {options.target_size}: give --height and --width to this model")
+        raise UserError(f"target_size {options.target_size}: give height and width instead")
     grid = grid_of(options.height or SIDE, options.width or SIDE)
     names = decoder_names(shape, "model.language_model.", block=POST_NORM_BLOCK)
     decoder = published(lambda: Decoder(shape), names, shape)
@@ -190,12 +192,12 @@ def load(checkpoint: Checkpoint) -> Model:
         checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
     prompts = replace(prompts, images=image_tokens(config))
     read = state.renamed({name: name for name in shapes})
-    model = load_networks(checkpoint, shape, read, decoder, grid, prompts, codec=None)
-    vectors = code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint)
+    codec = CodeVectors(code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint), NO_PIXELS)
+    model = load_networks(checkpoint, shape, read, decoder, grid, prompts, codec)
     diffusion = None
     if checkpoint.loaded is None:  # the diffusion model lies beside the files
         diffusion = DiffusionDecoder(folder.parent, checkpoint.device, checkpoint.dtype)
-    return replace(model, latents=vectors, diffusion=diffusion)
+    return replace(model, diffusion=diffusion)
 
 
 def code_vectors(state: Weights, checkpoint: Checkpoint) -> Tensor:

@@ -146,7 +146,7 @@ def open_target(folder: Path) -> TargetFiles:
     if not any(name.startswith(prompt_prefix) for name in weights):
         raise CheckpointError(
             f"{file} holds no tensor {prompt_prefix}*: it is not LlamaGen's; give its folder or .pt file, or "
-            "another --model"
+            "another model"
         )
     return TargetFiles(file, weights, original, fields, prompt_prefix)
 
@@ -169,7 +169,7 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
             if size is None:
                 raise CheckpointError(
                     f"{files.file} does not say how large its images are, and its name does not end in "
-                    "_256.pt or _384.pt as published: give --target_size 256 or 384"
+                    "_256.pt or _384.pt as published: give target_size 256 or 384"
                 )
             block_size = (size // patch) ** 2
         shapes = files.weights.shapes
@@ -182,7 +182,7 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
     if not files.class_conditional and codes != cells and codes in CELLS.values():
         family = next(name for name, count in CELLS.items() if count == codes)
         raise CheckpointError(
-            f"{folder} generates {codes} codes: say --model {family}, not {checkpoint.spec.name}"
+            f"{folder} generates {codes} codes: say model {family!r}, not {checkpoint.spec.name}"
         )
     checkpoint.refuse_other_size(shape.raster_side * patch)
     return shape
@@ -198,9 +198,9 @@ def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     files = open_target(checkpoint.folder)
-    file, weights, options = files.file, files.weights, checkpoint.options
+    file, weights = files.file, files.weights
     vq = "vq_ds16_c2i.pt" if files.class_conditional else "vq_ds16_t2i.pt"
-    pixels = checkpoint.part("VQ decoder", (vq,), options.vq_path, "--vq_path")
+    pixels = checkpoint.part("VQ decoder", (vq,), "vq_path")
     codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(files, checkpoint, codec.config.patch_size)
     names = (original_names if files.original else decoder_names)(shape)
@@ -219,7 +219,7 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
     if files.class_conditional:
         if encoder := checkpoint.options.text_encoder:
             raise CheckpointError(
-                f"--text_encoder {encoder}: this model takes classes, not texts; leave it out"
+                f"text_encoder {encoder}: this model takes classes, not texts; leave it out"
             )
         return class_prompts(embedding["embedding_table.weight"], shape.vocab_size)
     if "uncond_embedding" not in embedding:
@@ -231,7 +231,7 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
             f"config.json is {shape.raster_start}: they belong to different models"
         )
     options = checkpoint.options
-    folder = checkpoint.part("text encoder", ENCODERS, options.text_encoder, "--text_encoder")
+    folder = checkpoint.part("text encoder", ENCODERS, "text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)
     projector = StoredModule(lambda: CaptionProjector(rows, features, shape.hidden_size))
     project = projector.load(embedding, files.file)

@@ -70,7 +70,7 @@ class T5Text:
         if encoder_width != width:
             raise CheckpointError(
                 f"{folder}: the features of this text encoder are {encoder_width} wide, the target takes "
-                f"{width}: give the encoder it was trained with (google/flan-t5-xl) as --text_encoder"
+                f"{width}: give the encoder it was trained with (google/flan-t5-xl) as text_encoder"
             )
         self.folder, self.device = folder, device
         self.tokenizer = read_tokenizer(folder)
@@ -172,7 +172,7 @@ def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
         if not words.isdecimal() or int(words) >= classes:
             raise UserError(
                 f"prompt {words!r}: this model generates classes; give ids from 0 to {classes - 1} by "
-                "--class_labels"
+                "class_labels"
             )
         return PaddedPrompt(table[int(words)][None], table[-1:])
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
+from models.codecs.codec import Codec, CodeVectors
 from models.codecs.cosmos import LEVELS, CosmosDecoder, code_vectors
-from models.codecs.vq import VQModel
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.transformer import Decoder
 from models.family import Checkpoint
@@ -33,6 +33,9 @@ NEGATIVE = (
     "bad teeth, bad eyes, bad limbs, distortion"
 )
 NUM_CODES, CELL = math.prod(LEVELS), 16  # CELL: pixels along the side of a code's cell
+NOT_TRUSTED = (
+    "simplear gives codes: its decoder of pixels is TorchScript, which is code; trust_torchscript runs it"
+)
 PIXELS = ("Cosmos-1.0-Tokenizer-DV8x16x16/decoder.jit", "decoder.jit")
 
 
@@ -49,7 +52,7 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
 def grid_of(size: int) -> Grid:
     """Returns the raster of an image of size x size pixels. CheckpointError unless its cells are whole."""
     if size % CELL:
-        raise CheckpointError(f"--target_size {size}: it must be a multiple of {CELL}, such as 512 or 1024")
+        raise CheckpointError(f"target_size {size}: it must be a multiple of {CELL}, such as 512 or 1024")
     return Grid(size // CELL, size // CELL)
 
 
@@ -78,9 +81,7 @@ def load(checkpoint: Checkpoint) -> Model:
     decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
     require(folder, state, decoder.shapes)
     prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape.vocab_size - NUM_CODES)
-    codec = None
+    codec: Codec = CodeVectors(code_vectors(checkpoint.device), NOT_TRUSTED)
     if options.trust_torchscript:
-        path = checkpoint.part("decoder of pixels", PIXELS, options.vq_path, "--vq_path")
-        codec = cast(VQModel, CosmosDecoder(path, checkpoint.device))
-    model = load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)
-    return replace(model, latents=code_vectors(checkpoint.device))
+        codec = CosmosDecoder(checkpoint.part("decoder of pixels", PIXELS, "vq_path"), checkpoint.device)
+    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)

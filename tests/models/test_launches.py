@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
@@ -131,7 +132,7 @@ def problems(case: Case, recorded: int) -> list[str]:
         device.memory.peak = device.memory.now  # without the memory that making LANTERN's tables took
         for _ in range(1 + case.graphs):
             counts = list(run(engine, requests, device, script))
-        codec = model.codec.parameters() if model.codec else [model.codebook]
+        codec = model.codec.parameters() if isinstance(model.codec, nn.Module) else [model.codebook]
         peak = device.memory.peak - sum(tensor.nbytes for tensor in codec)
     weights, decoding = footprint.parts(dims), footprint.decoding_parts(checked[0])
     expected = weights["target"] + weights["drafter"] + sum(decoding.values()) - decoding["pixels"]

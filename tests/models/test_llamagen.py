@@ -115,5 +115,5 @@ def test_the_size_in_a_published_name(run: Run, refused: Refused, result: Result
     pictures = [(tmp_path / method / "img" / "5.png").read_bytes() for method in ("ar", "self-draft")]
     assert pictures[0] == pictures[1]
     assert "--target_size 384" in refused(*images, tmp_path / "o", "--method", "ar", "--target_size", 384)
-    with pytest.raises(CheckpointError, match="--target_size 256 or 384"):
+    with pytest.raises(CheckpointError, match="target_size 256 or 384"):
         load("llamagen", path.rename(path.with_name("mine.pt")), need_drafter=False)

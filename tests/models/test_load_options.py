@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -52,10 +53,19 @@ def test_the_baseline_is_the_same(flash: None, pipe: Pipeline) -> None:
 
 
 def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
-    with pytest.raises(ValueError, match="--attention flash"):
+    with pytest.raises(ValueError, match="attention flash"):
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
 
 
 def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="--attention xformers"):
+    with pytest.raises(CheckpointError, match="attention xformers"):
         load("emoji", LoadOptions(attention="xformers"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vq_path", "x"), ("text_encoder", "x"), ("tokenizer_base_path", "x"), ("trust_torchscript", True)],
+)
+def test_options_that_the_family_does_not_read_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=f"^{name} {value}: emoji does not read it"):
+        load("emoji", LoadOptions(**{name: value}))

@@ -53,12 +53,12 @@ def test_what_is_no_model(checkpoints: Checkpoints, tmp_path: Path) -> None:
     for model, options, named in (
         ("emojy", OPTIONS, "emojy"),
         ("emojy", replace(OPTIONS, model_path=str(copy)), "emojy"),
-        (str(copy), OPTIONS, f"{copy}: .*--model_path"),
+        (str(copy), OPTIONS, f"{copy}: .*model_path"),
         # A text-conditional model in a .pt could be LlamaGen's first stage or its second.
         (str(unsized), OPTIONS, str(unsized)),
         (str(nowhere), OPTIONS, str(nowhere)),
-        (emoji, replace(OPTIONS, precision="fp8"), "--precision fp8"),
-        (emoji, replace(OPTIONS, device="tpu"), "--device tpu"),
+        (emoji, replace(OPTIONS, precision="fp8"), "precision fp8"),
+        (emoji, replace(OPTIONS, device="tpu"), "device tpu"),
     ):
         with pytest.raises(CheckpointError, match=named) as caught:
             load(model, options)
@@ -92,11 +92,11 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCAL_RANK", rank)
         with pytest.raises(CheckpointError, match=f"LOCAL_RANK='?{rank}"):
             pick_device("auto")
-    with pytest.raises(CheckpointError, match="--device cuda:2"):
+    with pytest.raises(CheckpointError, match="device cuda:2"):
         pick_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == "cpu"
-    with pytest.raises(CheckpointError, match="--device cuda"):
+    with pytest.raises(CheckpointError, match="device cuda"):
         pick_device("cuda")
 
 

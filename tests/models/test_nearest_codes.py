@@ -65,7 +65,7 @@ def test_where_tables_lie(table: Path, tmp_path: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "rows": (lambda t: t[:100], "100.*256"),
-    "columns": (lambda t: t[:, :3], "--lantern_k"),
+    "columns": (lambda t: t[:, :3], "lantern_k"),
     "range": (lambda t: t + 1, "255"),
     "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "neighbour"),
     "order": (lambda t: t[:, ::-1], "nearest first"),
@@ -100,7 +100,7 @@ def test_a_model_reads_its_table_where_it_lies(
     model = load("emoji", folder, need_drafter=False)
     assert torch.equal(model.nearest(5), computed[:, :5])
     assert torch.equal(model.nearest(5, folder), computed[:, :5])
-    with pytest.raises(CheckpointError, match="--lantern_k"):
+    with pytest.raises(CheckpointError, match="lantern_k"):
         model.nearest(20)
-    with pytest.raises(CheckpointError, match="--lantern_table nowhere"):
+    with pytest.raises(CheckpointError, match="lantern_table nowhere"):
         model.nearest(5, Path("nowhere"))

@@ -22,6 +22,7 @@ import pytest
 from adt_tree import Pipeline
 from adt_tree.errors import UserError
 from cli import serve as command
+from models.codecs.codec import CodeVectors
 from serve.app import create_app
 from serve.settings import Settings
 from tests.support.checkpoints import Checkpoints
@@ -177,7 +178,7 @@ def test_a_port_that_is_taken(pipe: Pipeline, refused: Callable[..., str]) -> No
 
 def test_a_model_without_pixels(pipe: Pipeline) -> None:
     with pytest.raises(UserError, match="pixels"):
-        create_app(Pipeline(replace(pipe.model, codec=None)))
+        create_app(Pipeline(replace(pipe.model, codec=CodeVectors(pipe.model.codebook, "no pixels"))))
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

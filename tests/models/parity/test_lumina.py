@@ -89,5 +89,5 @@ def test_grids_of_sizes() -> None:
     """768 pixels are 48 x 48 cells. A size that is not a whole number of pairs of cells is refused."""
     assert [grid_of(size, 16).width for size in (512, 768, 1024)] == [32, 48, 64]
     for size in (100, 16, 776):
-        with pytest.raises(ValueError, match=f"--target_size {size}"):
+        with pytest.raises(ValueError, match=f"target_size {size}"):
             grid_of(size, 16)
