@@ -7,7 +7,6 @@ same command continues an interrupted run.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from argparse import ArgumentTypeError
@@ -177,7 +176,7 @@ def run(options: Options) -> None:
     from eval.harness import measure
     from eval.profile import drafter_share, memory, profile
     from eval.quality import score
-    from models.checkpoint.files import write_json
+    from models.checkpoint.files import json_text, write_json
     from storage.measurements import Measurements
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
@@ -218,7 +217,7 @@ def run(options: Options) -> None:
         result |= profile(engines, requests[:PROFILED], model)
     write_json(folder / tables.STORED, result)
     print(f"{tables.text_of(result)}\n\n{columns.LEGEND}")
-    print(json.dumps(result))
+    print(json_text(result))
 
 
 def configurations(options: Options) -> dict[Configuration, Method]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 
 from adt_tree.errors import UserError
 from cli.options import CheckpointOptions, check_model, refuse_unread
 from cli.parser import as_written, declare, positional
+from models.checkpoint.files import json_text
 from models.registry import SPECS
 
 
@@ -44,7 +44,7 @@ def run(options: Options) -> None:
             for fault in part.faults:
                 print(f"      {fault}")
     faults = sum(len(part["faults"]) for parts in models.values() for part in parts)
-    print(json.dumps({"ok": not faults, "faults": faults, "models": models}))
+    print(json_text({"ok": not faults, "faults": faults, "models": models}))
     if faults:
         raise UserError(
             f"check_ckpts {' '.join(names)}: {faults} faults, printed above; fetch those files again"

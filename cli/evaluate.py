@@ -6,7 +6,7 @@ The published commands eval_fid_clip, eval_prec_recall and eval_hpsv2 are this o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import make_dataclass, replace
+from dataclasses import asdict, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -147,7 +147,8 @@ def run(options: Options) -> None:
         print(f"  features of the real images in {options.fname_precalc}")
         return
     facts = {"weights": sets.weights, "images": len(sets.fakes), "real_images": sets.num_reals}
-    record_scores(record, options, sets.device.type, facts, scores)
+    settings = {name: value for name, value in asdict(options).items() if name not in ("debug", "config")}
+    record_scores(record, settings, sets.device.type, facts, scores)
 
 
 def check(options: Options) -> None:

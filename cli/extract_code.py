@@ -5,7 +5,6 @@ Codes are stored as codebook ids, not as token ids. Captions are stored as they 
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, ShardOptions, check_guided, check_model
 from cli.parser import declare, option
-from models.checkpoint.files import read_text
+from models.checkpoint.files import json_text, read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +155,7 @@ def run(options: Options) -> None:
     if damaged:
         skipped = f"{len(damaged)} pictures cannot be read with their captions and are skipped"
         print(f"warning: {skipped}, {damaged[0]} first", file=sys.stderr)
-    print(json.dumps({
+    print(json_text({
         "images": len(pairs) - len(damaged), "skipped": len(pairs) - len(pending),
         "damaged": damaged[:20], "without_caption": without_caption, "output_dir": options.output_dir,
     }))  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from cli.options import ModelOptions
@@ -27,7 +26,7 @@ def run(options: Options) -> None:
 
     from adt_tree.lantern import nearest_table
     from cli.model_from_options import load_without_drafter
-    from models.checkpoint.files import replacing
+    from models.checkpoint.files import json_text, replacing
 
     model = load_without_drafter(options, "attention", "batch_size").model
     codes = model.num_codes
@@ -37,4 +36,4 @@ def run(options: Options) -> None:
     table = nearest_table(model.codebook, codes - 1).to("cpu").numpy().astype(np.uint16)
     with replacing(path) as part, part.open("wb") as stream:
         np.save(stream, table, allow_pickle=False)
-    print(json.dumps({"table": str(path), "codes": codes, "bytes": path.stat().st_size}))
+    print(json_text({"table": str(path), "codes": codes, "bytes": path.stat().st_size}))

@@ -7,7 +7,6 @@ does not change an image, which depends on its own seed alone. The last process 
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions, refuse_unread
 from cli.parser import declare, option, with_flags
+from models.checkpoint.files import json_text
 from storage.prompts import (
     DEFAULT_END,
     Prompt,
@@ -105,7 +105,7 @@ def run(options: Options) -> None:
         write_json(root / STATISTICS.format(*window), statistics)
     summary = summarise(statistics, skipped, wall)
     print("\n".join(f"  {name:<14} {value}" for name, value in summary.items()))
-    print(json.dumps({**summary, "output_dir": options.output_dir}))
+    print(json_text({**summary, "output_dir": options.output_dir}))
 
 
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A drafter must predict what the target generates under guidance, so it learns fr
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +20,7 @@ from cli.options import (
     sampling_of,
 )
 from cli.parser import declare
+from models.checkpoint.files import json_text
 from models.registry import SPECS
 from storage.prompts import DRAFTER_FILE, PromptSettings, load_prompts, make_requests
 
@@ -73,4 +73,4 @@ def run(options: Options) -> None:
             writer.flush()
     wall = time.perf_counter() - started
     counts = {"images": len(prompts), "skipped": len(prompts) - len(pending), "wall_s": round(wall, 1)}
-    print(json.dumps({**counts, "output_dir": options.output_dir}))
+    print(json_text({**counts, "output_dir": options.output_dir}))

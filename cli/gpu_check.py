@@ -5,7 +5,6 @@ scripts/gpu_check.sh calls it with an interpreter that can use the GPU.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
-from models.checkpoint.files import make_folder, write_json
+from models.checkpoint.files import json_text, make_folder, write_json
 from models.registry import PUBLISHED
 
 PARTS = ("tests", "emoji", *PUBLISHED)
@@ -61,7 +60,7 @@ def run(options: Options) -> None:
     }
     write_json(folder / "gpu_check.json", document)
     print("\n".join([gpu_check.text_of(results), *lines]))
-    print(json.dumps(document))
+    print(json_text(document))
     if lines:
         raise SystemExit(1)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval.tables import markdown
+from models.checkpoint.files import json_text
 from models.family import DTYPE_NAMES
 from models.registry import PUBLISHED
 
@@ -44,7 +43,7 @@ def run(options: Options) -> None:
     sizes = options.precision, options.batch_size, options.total_token, options.image_tokens
     by_model = {name: parts(published_dimensions(name, *sizes)) for name in options.names or PUBLISHED}
     print(table(by_model))
-    print(json.dumps(by_model))
+    print(json_text(by_model))
 
 
 def table(by_model: dict[str, dict[str, int]]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import ClassVar
 
 from adt_tree.errors import UserError
 from cli.options import DEVICES, CheckpointOptions, check_guided, check_model, refuse_unread
 from cli.parser import Options as Base
 from cli.parser import declare, option
+from models.checkpoint.files import json_text
 
 
 @declare
@@ -144,6 +146,11 @@ def run(options: Options) -> None:
     """Trains, validates and saves the drafter. The last line printed is one JSON document."""
     check(options)
     from cli.model_from_options import load_options
+    from training.drafter_settings import DrafterSettings
     from training.drafter_trainer import run as train
 
-    train(options, load_options(options, need_drafter=options.drafter_path is not None))
+    settings = DrafterSettings(**{item.name: getattr(options, item.name) for item in fields(DrafterSettings)})
+    loading = load_options(options, need_drafter=options.drafter_path is not None)
+    result = train(settings, options.model, loading)
+    if result is not None:
+        print(json_text(result))

@@ -73,7 +73,7 @@ class Images:
         ]
         longest = max(map(len, tokens))
         if longest > self.max_len:
-            raise UserError(f"--max_len {self.max_len}: an image and its prompt have {longest} tokens")
+            raise UserError(f"max_len {self.max_len}: an image and its prompt have {longest} tokens")
         inputs = pad_sequence([branches[image][branch] for image, branch in rows], batch_first=True)
         starts = torch.tensor([len(row) - self._num_tokens for row in tokens])
         entries = starts[:, None] + torch.arange(self._num_tokens - 1)

@@ -71,10 +71,10 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     if not resumable:
         return None
     path = resumable[-1] / TRAINER
-    with reading(path, f"remove {path.parent}, or give --restart"):
+    with reading(path, f"remove {path.parent}, or restart"):
         payload = torch.load(path, map_location="cpu", weights_only=True)
         saved = payload["settings"]
-    remedy = "give the same, choose another --save_dir, or give --restart, which discards it"
+    remedy = "give the same, choose another save_dir, or restart, which discards it"
     refuse_other(saved, settings, f"{path} was trained with", remedy)
     return payload
 

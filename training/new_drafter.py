@@ -25,7 +25,7 @@ def default_fields(model: Model) -> dict[str, Any]:
 def read_fields_of(path: Path, model: Model) -> dict[str, Any]:
     """Returns the user's config.json of a drafter. Raises CheckpointError if it does not fit the target."""
     fields = read_config(path.parent, path.name)
-    with reading(path, "give a drafter's config.json for this target by --config_path"):
+    with reading(path, "give a drafter's config.json for this target as config_path"):
         if fault := shape_conflict(model.drafter_layout.config(fields), model.decoder.config):
             raise ValueError(fault)
     return fields

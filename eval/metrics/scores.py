@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import append_json, read_json_lines, reading
+from models.checkpoint.files import append_json, json_text, read_json_lines, reading
 
 SCORES = "scores.jsonl"
 
@@ -27,11 +25,15 @@ def scores_path(folder: str, path: str | None) -> Path:
 
 
 def record_scores(
-    record: Path, options: Any, device: str, facts: Mapping[str, Any], scores: Mapping[str, float]
+    record: Path,
+    settings: Mapping[str, Any],
+    device: str,
+    facts: Mapping[str, Any],
+    scores: Mapping[str, float],
 ) -> None:
     """Prints the scores and appends them to the record. The last line printed is the one appended.
 
-    options: the command's dataclass. facts: further fields of the line, such as the numbers of images.
+    settings: of the measurement. facts: further fields of the line, such as the numbers of images.
     """
     from storage.process import environment
 
@@ -40,22 +42,24 @@ def record_scores(
         **environment(device),
         "command": "evaluate",
         **facts,
-        "options": {k: value for k, value in asdict(options).items() if k not in ("debug", "config")},
+        "options": dict(settings),
         "scores": dict(scores),
     }
     for name, value in scores.items():
         print(f"  {name:<24} {value:.6g}")
-    print(json.dumps(entry))
+    print(json_text(entry))
     append_json(record, entry)
 
 
 def newest_scores(path: Path) -> dict[str, float]:
-    """Returns the last value of each score in a record; no scores if there is no file.
+    """Returns the last value of each score in a record, but those that were not finite; no scores if there is
+    no file.
 
     Raises UserError if the file is damaged.
     """
     remedy = "remove the damaged line, or the file"
     entries = read_json_lines(path, remedy)
     with reading(path, remedy):
-        newest = {name: float(value) for entry in entries for name, value in entry["scores"].items()}
-    return newest
+        newest = {name: value for entry in entries for name, value in entry["scores"].items()}
+        finite = {name: float(value) for name, value in newest.items() if value is not None}
+    return finite

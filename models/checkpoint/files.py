@@ -126,9 +126,15 @@ def write_atomic(path: Path, data: bytes) -> None:
         part.write_bytes(data)
 
 
+def json_text(content: object, indent: int | None = None, ascii_only: bool = True) -> str:
+    """Returns JSON, in which null stands for a number that is not finite: JSON has no NaN and no Infinity."""
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=indent, ensure_ascii=ascii_only)
+
+
 def write_json(path: Path, content: object, indent: int | None = 1) -> None:
     """Writes JSON as UTF-8, completely or not at all. Any text can be written."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
+    text = json_text(content, indent, ascii_only=False) + "\n"
     # A path or an argument that is not UTF-8 reaches Python as lone surrogates, which UTF-8 cannot encode.
     # The backslash notation that replaces them is valid JSON for such a character.
     write_atomic(path, text.encode(errors="backslashreplace"))
@@ -143,7 +149,7 @@ def make_folder(path: Path) -> None:
 
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
     """Appends an entry as a line of JSON. Half a line, which a killed append has left, is removed first."""
-    line = json.dumps(entry) + "\n"
+    line = json_text(entry) + "\n"
     try:
         with path.open("a+b") as stream:
             stream.seek(0)

@@ -6,6 +6,7 @@ A stage is a module with a dataclass Options, a function run(options), and a com
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,13 @@ def save_checkpoint(path: Path, payload: dict) -> None:
 def load_checkpoint(path: Path) -> dict | None:
     """Returns the payload, on the CPU; None if there is no such file."""
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+
+def finite(loss: float, step: int) -> float:
+    """Returns a loss. Raises UserError, so that the last saved state is kept, if it is not finite."""
+    if not math.isfinite(loss):
+        raise UserError(f"step {step}: a loss is {loss}; the last saved state is kept: give smaller rates")
+    return loss
 
 
 def use_device(options: TrainedOptions) -> torch.device:

@@ -32,7 +32,15 @@ from models.decoder.transformer import Decoder
 from recipes.emoji.bpe import IMAGE_FIRST, Layout, caption
 from recipes.emoji.codes import Codes
 from recipes.emoji.pictures import Picture, Pictures
-from recipes.emoji.stage import TrainedOptions, load_checkpoint, main, option, save_checkpoint, use_device
+from recipes.emoji.stage import (
+    TrainedOptions,
+    finite,
+    load_checkpoint,
+    main,
+    option,
+    save_checkpoint,
+    use_device,
+)
 from recipes.emoji.tokenizer import Tokenizer
 from training.muon import muon_and_adamw
 
@@ -268,7 +276,7 @@ def run(options: Options) -> None:
     with tqdm(desc="target", unit="step", initial=trainer.step) as bar:
         done = trainer.num_pictures >= options.max_pictures
         while not done:
-            losses.append(trainer.train_step())
+            losses.append(finite(trainer.train_step(), trainer.step))
             bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             done, spent = trainer.num_pictures >= options.max_pictures, time.monotonic() - start_s

@@ -25,7 +25,15 @@ from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from recipes.emoji.codebook import Codebook
 from recipes.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import TrainedOptions, load_checkpoint, main, option, save_checkpoint, use_device
+from recipes.emoji.stage import (
+    TrainedOptions,
+    finite,
+    load_checkpoint,
+    main,
+    option,
+    save_checkpoint,
+    use_device,
+)
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # prefix of the VQGAN's tensors in a checkpoint
@@ -251,7 +259,8 @@ def run(options: Options) -> None:
     with tqdm(desc="tokenizer", unit="step", initial=trainer.step, total=options.steps) as bar:
         while trainer.step < options.steps:
             for name, value in trainer.train_step(cosine(trainer.step / options.steps)).items():
-                sums[name] = sums.get(name, 0.0) * 0.98 + value * 0.02  # about the mean of 50 steps
+                mean = sums.get(name, 0.0) * 0.98  # about that of 50 steps
+                sums[name] = mean + finite(value, trainer.step) * 0.02
             bar.update()
             spent, done = time.monotonic() - start_s, trainer.step == options.steps
             if trainer.step % options.save_steps == 0 or done:

@@ -12,9 +12,11 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from cli import evaluate
 from eval.metrics import networks, pictures
 from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet
+from eval.metrics.scores import newest_scores
 from models.checkpoint.files import read_json_lines
 from tests.conftest import Refused, Result, Run
 from tests.support import metric_checkpoints as tiny
@@ -126,6 +128,18 @@ def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -
     same = result("eval_quality", "--image_path", run_folder, "--ref_dir", run_folder / "img")
     assert abs(same["scores"]["effnet_fd"]) < 1e-3 < 0.1 < other["scores"]["effnet_fd"]
     assert read_json_lines(run_folder / "scores.jsonl", "") == [entry, other, same]
+
+
+def test_a_score_that_is_not_finite_is_null(
+    run: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line is JSON for readers that take no NaN, and so is the record."""
+    monkeypatch.setitem(evaluate.MEASURES, "effnet_fd", lambda *_: {"effnet_fd": float("nan"), "x": 1.5})
+    status, out, _ = run("eval_quality", "--image_path", run_folder, "--ref_dir", run_folder)
+    line, record = out.splitlines()[-1], (run_folder / "scores.jsonl").read_text()
+    for text in (line, record):
+        assert json.loads(text, parse_constant=pytest.fail)["scores"] == {"effnet_fd": None, "x": 1.5}
+    assert status == 0 and newest_scores(run_folder / "scores.jsonl") == {"x": 1.5}
 
 
 def test_precision_and_recall_with_stored_features(

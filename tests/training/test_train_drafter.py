@@ -285,6 +285,42 @@ def test_refusals_name_the_option(
     assert REFUSED[more] in refused(*words(tmp_path / "run"), "--max_steps", 1, *more.split())
 
 
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
+    run: Run, words: Words, checkpoints: Checkpoints, data: Data, tmp_path: Path
+) -> None:
+    """A feature of the data becomes NaN between two calls; and a rate that is too large, whose weights are
+    still finite after one step, is not saved."""
+    model, folder, save = loaded(checkpoints), tmp_path / "data", tmp_path / "run"
+    images = images_of(model, data("emoji"))
+    writer = ShardWriter(folder, origin(model, generated=True, features=True), 12)
+    for image in range(len(images.shards)):
+        codes, text = images.shards.codes[image].tolist(), images.shards.texts[image]
+        writer.add(StoredImage(str(image), text, 0, codes, images.features(image)))
+    writer.flush()
+    command = [word if word != data("emoji") else folder for word in words(save)]
+    command += "--bs 3 --num_epochs 3 --save_freq 1 --lr".split()
+    assert run(*command, "2e-4", "--max_steps", 3)[0] == 0
+    (state,), rows = drafter_states.states(save), log(save)
+    before = (state / "trainer.pt").read_bytes()
+    (shard,) = folder.glob("*.safetensors")
+    damaged = load_file(shard)
+    damaged["features.0.0"][5], damaged["features.0.1"][5] = torch.nan, torch.nan
+    save_file(damaged, shard)
+    status, out, err = run(*command, "2e-4")
+    assert (
+        status == 2
+        and not out
+        and "step 5, learning rate 9.1638e-05: the loss of the next step is nan" in err
+    )
+    assert drafter_states.states(save) == [state] and (state / "trainer.pt").read_bytes() == before
+    assert log(save) == rows
+    other = [word if word != save else tmp_path / "other" for word in command]
+    other = [word if word != folder else data("emoji") for word in other]
+    status, out, err = run(*other, "1e30", "--no-is_warmup", "--max_steps", 1)
+    assert status == 2 and not out and "step 1, learning rate 1e+30: the norm of the weights" in err
+    assert not drafter_states.states(tmp_path / "other")
+
+
 def test_a_run_of_other_options_does_not_resume_a_state(
     refused: Refused, train: Train, words: Words, tmp_path: Path
 ) -> None:
