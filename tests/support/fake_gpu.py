@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -42,6 +43,8 @@ KERNELS = {
 # Operators that launch nothing, although torch does not mark them as views.
 NO_KERNEL = {"detach", "alias", "lift_fresh", "reshape", "device", "_unsafe_view", "scalar_tensor"}
 READS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
+WAITING = {"multinomial", "randperm", "histc"}  # the others that wait for their values do not run here
+SUBSCRIPTS = {"__getitem__", "__setitem__"}
 COPIES = {"_to_copy", "copy_", "copy"}
 PAGEABLE = "copy from pageable memory"
 ATTENTION = aten.scaled_dot_product_attention.default
@@ -178,6 +181,8 @@ class Device(TorchDispatchMode):
                 return parts
             self._single.add(func)
         answer = self._answer(func, args, given)
+        if name in WAITING:
+            self.faults.add(f"{name} waits")
         if func is ATTENTION:
             self.faults.update(attention_faults(*args, **given))
         if not (func.is_view or "empty" in name or name in NO_KERNEL):
@@ -213,6 +218,26 @@ class Device(TorchDispatchMode):
                 self.faults.add(f"{name} on {tensor.device}")
             if name in COPIES and any(isinstance(x, Tensor) and x.device.type == "cpu" for x in args):
                 self.faults.add(PAGEABLE)
+
+
+class Subscripts(TorchFunctionMode):
+    """Notes subscripts that copy from pageable memory: those with a list, and a number that is set in a
+    tensor without dimensions. CUDA fills larger tensors with a number."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        answer, name = func(*args, **kwargs or {}), getattr(func, "__name__", "")
+        if name in SUBSCRIPTS and args[0].device == GPU:
+            parts = args[1] if isinstance(args[1], tuple) else args[1:2]
+            number = name == "__setitem__" and not isinstance(args[2], Tensor)
+            if any(isinstance(part, list) for part in parts) or (number and not args[0][args[1]].dim()):
+                self._device.faults.add(f"{name} from pageable memory")
+        return answer
 
 
 def attention_faults(
@@ -324,6 +349,7 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
         stack.enter_context(patch.object(NoiseTable, "begin", begin))
         stack.enter_context(patch("models.model.CudaRecorder", lambda device: FakeRecorder(gpu)))
         stack.enter_context(patch("torch.tensor", tensor))
+        stack.enter_context(Subscripts(gpu))
         yield stack.enter_context(gpu), script
 
 

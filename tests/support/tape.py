@@ -49,7 +49,7 @@ class Tape:
 
     def note(self, func: Any, args: tuple, kwargs: dict[str, Any], answer: Any) -> None:
         """Notes an operator that has run, unless its output is only a view. Raises RuntimeError if the host
-        read a number of the device; tests.support.reads lists the other operations that wait."""
+        read a number of the device."""
         if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError("a number was read in a capture")
         outputs = new_tensors(args, kwargs, answer)
