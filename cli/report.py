@@ -44,7 +44,7 @@ class Options(Base):
         unit="FILE",
     )
     into: str | None = option(
-        "put the short table (the rows of the highest temperature) into a document, between "
+        "put the short table (some methods at the highest temperature) into a document, between "
         "<!-- NAME:start --> and <!-- NAME:end -->; NAME is the result's file name without suffix",
         unit="FILE",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
+from adt_tree.method import METHODS, split_name
 from eval.columns import COLUMNS, SETTINGS, Row
 from models.checkpoint.files import read_json, read_text, reading, write_atomic
 
@@ -26,6 +27,7 @@ PAPER: dict[str, dict[tuple[str, float], tuple[float, float | None]]] = {
     "parti": {("adt-tree-lantern", 0.0): (3.05, 3.97)},
 }
 PAPER_PROMPTS = {"coco": "100 captions of MS-COCO 2017", "parti": "PartiPrompts"}
+SHORT = ("ar", "adt-tree", "self-draft", "self-draft-lantern", "sjd", "zipar")  # rows of README's table
 RULES = {  # value of --verify -> the title of its table beside the paper's figures
     "rejection": "Verified by the published rejection rule, as in the paper",
     "coupled": "Verified by the coupled rule of this repository; without LANTERN it gives the images of ar",
@@ -152,11 +154,27 @@ def paper_tables(rows: Sequence[Row], paper: str) -> list[str]:
 
 
 def short(result: Mapping[str, Any]) -> str:
-    """Returns the README's table: one line per method, at the highest temperature measured."""
+    """Returns the README's table: some methods at the highest temperature measured, in words that need no
+    legend."""
     highest = max(row["temperature"] for row in result["rows"])
-    rows = [row for row in result["rows"] if row["temperature"] == highest]
-    values = ("same_image", "mean_nodes", "tau", "SR", "projected", "nll")
-    return table(lines_of(rows, settings_of(rows), values, intervals=False))
+    rows = {row["method"]: row for row in result["rows"] if row["temperature"] == highest}
+    return table(
+        {
+            "method": name,
+            "image": image_of(name, rows[name]["exact"]),
+            "codes per pass": text(rows[name], "tau", intervals=False),
+            "speed": text(rows[name], "SR", intervals=False),
+        }
+        for name in SHORT if name in rows
+    )  # fmt: skip
+
+
+def image_of(name: str, exact: bool) -> str:
+    """Returns in words what a method keeps of the model's images. name: with LANTERN's suffix or without."""
+    plain, lantern = split_name(name)
+    if lantern or METHODS[plain].usual_relaxed is not None:
+        return "changed"
+    return "that of plain decoding" if exact else "another sample"
 
 
 def note(result: Mapping[str, Any]) -> str:
