@@ -1,7 +1,7 @@
 """Command lines that cannot be: status 2, one line that names the word, and nothing is written.
 
 Options that no model is needed for are in test_options.py, damaged files of a checkpoint in
-tests/models/test_refusals.py, prompt and data files in tests/storage/test_refusals.py.
+tests/models/test_refusals.py, prompt files in tests/storage/test_prompts.py.
 """
 
 from __future__ import annotations

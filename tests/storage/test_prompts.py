@@ -1,18 +1,26 @@
-"""Prompts: sources, selection, names and seeds."""
+"""Prompts: sources, selection, names and seeds, and files and selections that are refused."""
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import pandas
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adt_tree.errors import UserError
 from cli.options import PromptOptions as Options
 from storage.prompts import PromptSettings, image_seed, load_prompts
+from tests.conftest import Refused, Run
+from tests.support.checkpoints import Checkpoints
+from tests.support.runs import statistics
 
 COCO = {
     "images": [{"id": 9}, {"id": 4}, {"id": 7}],
@@ -180,3 +188,79 @@ def test_selections_that_cannot_be(
 def test_seeds_depend_on_run_and_name_only() -> None:
     seeds, again = ({image_seed(run, name) for run in (0, 1) for name in ("0", "1", "ü")} for _ in range(2))
     assert seeds == again and len(seeds) == 6 and max(seeds) < 2**48
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t == t.strip())
+LINES = TEXTS.filter(lambda text: not {"\r", "\n"} & {*text})
+LISTS = st.lists(TEXTS | st.sampled_from(['"', "a\rb", 'a\r\n"b"', "a,b\tc\n#", "a\u2028b"]), min_size=1)
+
+
+def by_csv(file: TextIO, texts: Sequence[str], delimiter: str) -> None:
+    csv.writer(file, delimiter=delimiter).writerows([["id", "prompt"], *enumerate(texts)])
+
+
+def by_pandas(file: TextIO, texts: Sequence[str], delimiter: str) -> None:
+    pandas.DataFrame({"prompt": texts}).to_csv(file, sep=delimiter)
+
+
+def by_json(file: TextIO, texts: Sequence[str], delimiter: str) -> None:
+    json.dump(texts, file, ensure_ascii=delimiter == ",")
+
+
+def by_json_lines(file: TextIO, texts: Sequence[str], delimiter: str) -> None:
+    file.writelines(json.dumps({"prompt": text}, ensure_ascii=delimiter == ",") + "\n" for text in texts)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder whose files every example writes anew."""
+    return tmp_path_factory.mktemp("inputs")
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "delimiter"),
+    [
+        *((write, *kind) for write in (by_csv, by_pandas) for kind in (("p.csv", ","), ("p.tsv", "\t"))),
+        *((by_json, "p.json", delimiter) for delimiter in ",\t"),
+        *((by_json_lines, "p.jsonl", delimiter) for delimiter in ",\t"),
+    ],
+)
+@given(texts=LISTS)
+def test_what_programs_write_is_read(
+    folder: Path, write: Callable[..., None], name: str, delimiter: str, texts: list[str]
+) -> None:
+    """Whatever the texts, the prompts are those that were written."""
+    with (folder / name).open("w", encoding="utf-8", newline="") as file:
+        write(file, texts, delimiter)
+    assert [text for _, text, *_ in select(folder / name)] == texts
+
+
+@given(texts=st.lists(LINES), end=st.sampled_from(["\n", "\r\n", "\r"]), mark=st.booleans())
+def test_lines(folder: Path, texts: list[str], end: str, mark: bool) -> None:
+    content = "".join(text + end for text in ["first", *texts]).encode()
+    (folder / "p.txt").write_bytes("\ufeff".encode() * mark + content)
+    assert [text for _, text, *_ in select(folder / "p.txt")] == ["first", *texts]
+
+
+def test_a_prompt_that_is_emptied_or_cut_is_a_warning(
+    run: Run, refused: Refused, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("a red heart\n@someone\n" + "the sea " * 20)
+    words = ["--prompt", prompts, "--num_images", -1, "--output_dir", tmp_path / "out"]
+    status, _, err = run("generate_images", *checkpoints["llamagen"].words(), *words)
+    assert status == 0 and err.count("warning: ") == 1 and "prompt 1: " in err and "2 prompts" in err
+    whole, empty, cut = (entry.get("warnings") for entry in statistics(tmp_path / "out").values())
+    assert whole is None and "nothing" in empty[0] and "first 12 tokens" in cut[0]
+    classes = ["generate_images", *checkpoints["llamagen classes"].words(), "--class_labels", "3"]
+    assert "--text_encoder x" in refused(*classes, "--text_encoder", "x")
+
+
+@pytest.mark.parametrize("command", ["generate_images", "generate_train_data"])
+def test_a_control_token_in_a_prompt_file_is_refused_before_anything_is_written(
+    refused: Refused, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "p.txt").write_text("red heart\na <s> cat\n")
+    words = ["--prompt", tmp_path / "p.txt", "--device", "cpu", "--output_dir", tmp_path / "out"]
+    assert "'a <s> cat': <s> is a control token" in refused(command, *words)
+    assert not list(tmp_path.glob("out/*"))

@@ -1,0 +1,65 @@
+"""Files of options and paths in options: what is in them is what a command reads, whatever the text."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cli.generate_images import Options
+from cli.parser import PATHS
+from main import COMMANDS, module_of
+from tests.conftest import Result
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t == t.strip())
+
+
+@given(text=TEXTS | st.sampled_from(["~", "null", "12:30", "no"]), ascii_only=st.booleans())
+def test_yaml(tmp_path_factory: pytest.TempPathFactory, text: str, ascii_only: bool) -> None:
+    content = yaml.safe_dump({"prompt": text}, allow_unicode=not ascii_only)
+    assume(yaml.safe_load(content)["prompt"] == text)  # PyYAML writes U+0085 as it is, and reads a line end
+    file = tmp_path_factory.getbasetemp() / "run.yaml"
+    file.write_text(content, encoding="utf-8")
+    assert Options.parse(["--config", str(file)]).prompt == text
+
+
+@pytest.mark.parametrize("text", "12:30 16:9 no on 1_000 017 0x10 1e3 2024-01-01 .inf =".split())
+def test_plain_words_of_yaml_are_texts(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_bytes("\ufeff".encode() + f"prompt: {text}\r\nlantern: Yes\r\nset_seed: off\r\n".encode())
+    options = Options.parse(["--config", str(file)])
+    assert (options.prompt, options.lantern, options.set_seed) == (text, True, False)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_path_may_begin_with_the_home_folder(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x").touch()  # --config reads it
+    command = module_of(name).Options
+    groups = [group for group in command.__mro__ if is_dataclass(group)]  # a subclass changes only defaults
+    for item in (item for group in groups for item in fields(group) if item.metadata):
+        if item.metadata["unit"] in PATHS:
+            flag = () if item.metadata.get("positional") else (f"--{item.name}",)
+            value = getattr(command.parse([*flag, "~/x"]), item.name)
+            assert value in (f"{tmp_path}/x", (f"{tmp_path}/x",)), item.name
+        else:
+            assert not item.name.endswith(("_dir", "_path", "_file", "folder")), item.name
+
+
+def test_paths_of_a_yaml_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path, result: Result
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").symlink_to(tiny_checkpoint)
+    (tmp_path / "p.txt").write_text("red heart\n")
+    file = tmp_path / "run.yaml"
+    file.write_text("output_dir: ~/out\nprompt: ~/p.txt\nmodel_path: ~/model\nheatmaps: 0\ndevice: cpu\n")
+    words = ("--total_token", "8", "--set_seed", "--random_seed", 2**64)
+    assert result("generate_images", "--config", file, *words)["output_dir"] == str(tmp_path / "out")
+    assert (tmp_path / "out" / "img" / "0.png").is_file()
