@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, nan_error
-from adt_tree.noise import Noise, PositionNoise
+from adt_tree.noise import PositionNoise
+from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
@@ -33,27 +34,27 @@ def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
 
 @torch.inference_mode()
 def autoregressive(
-    target: Target, requests: Iterable[Request | None], sampling: Sampling, noise: Noise
+    target: Target, noise: NoiseTable, requests: Iterable[Request | None], sampling: Sampling
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call of the AR baseline, which commits one code per image.
 
     The code is y = argmax(log p + G) with Gumbel noise G, a sample from p by the Gumbel-max trick. Coupled
     verification commits the same codes at the same seed.
     """
-    rule, slots = Coupled(noise), BatchSlots(target, requests, [target.release], sampling)
-    noise_table = noise.table(target.slots, target.grid, target.device)
+    rule, slots = Coupled(noise.noise), BatchSlots(target, requests, [target.release], sampling)
     idle = [ROOT_ONLY] * target.slots
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        noise_table.begin(slot, request.seed, sampling.greedy)
+        noise.begin(slot, request.seed, sampling.greedy)
         return first_code(target, rule, sampling, slot, request)[0]
 
     while slots.refill(begin):
         clock = time.perf_counter()
+        noise.advance(slots.committed)
         tree = target.run(root_only_tree, slots.last_codes)
         with part("target"):
             scored = target.forward(tree, slots.committed)
-        noise_here = noise_table.at(slots.positions[:, None])
+        noise_here = noise.at(slots.positions[:, None])
         top1, verdict = target.run(choose, slots.sampling, scored.logits, noise_here)
         with part("commit"):
             target.commit(tree, verdict)
@@ -73,6 +74,7 @@ def speculative(
     proposer: Proposer,
     policy: Policy,
     rule: Rule,
+    noise: NoiseTable,
     requests: Iterable[Request | None],
     sampling: Sampling,
 ) -> Iterator[StepOutput]:
@@ -90,10 +92,10 @@ def speculative(
         return code
 
     slots = BatchSlots(target, requests, [target.release, proposer.release], sampling)
-    noise = rule.noise.table(target.slots, target.grid, target.device)
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed, settings = slots.positions, slots.committed, slots.sampling
+        noise.advance(committed)
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
         # Draft: a tree of likely continuations of the last committed code.

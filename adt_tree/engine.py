@@ -14,6 +14,7 @@ from adt_tree.errors import UserError
 from adt_tree.method import Method
 from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import Noise
+from adt_tree.noise_table import NoiseTable
 from adt_tree.records import Decoded
 from adt_tree.roles import Model, Request, Target
 from adt_tree.verify import Rule
@@ -67,8 +68,8 @@ def one_loop(model: Model, method: Method, slots: int, max_prompt: int, rule: Ru
     sampling = method.ordered_sampling
     if method.tree is None or method.spec.module is None or not method.drafting:
         target = model.target(slots, sampling, 1, max_prompt)
-        noise = Noise(target.num_codes, silent=sampling.greedy)
-        return Engine(method, target, partial(autoregressive, target, sampling=sampling, noise=noise), 1)
+        noise = NoiseTable(Noise(target.num_codes, silent=sampling.greedy), target, 1)
+        return Engine(method, target, partial(autoregressive, target, noise, sampling=sampling), 1)
     largest = method.tree.largest
     if largest.width > model.num_codes:
         raise UserError(
@@ -80,5 +81,7 @@ def one_loop(model: Model, method: Method, slots: int, max_prompt: int, rule: Ru
         MethodOnModel(model, method, target, target, largest)
     )
     policy = method.tree.policy(model.grid, slots, model.codebook.device.type != "cpu")
-    loop = partial(speculative, target, proposer, policy, rule or own_rule, sampling=sampling)
+    rule = rule or own_rule
+    noise = NoiseTable(rule.noise, target, largest.depth + 1)
+    loop = partial(speculative, target, proposer, policy, rule, noise, sampling=sampling)
     return Engine(method, target, loop, largest.num_nodes)

@@ -15,8 +15,6 @@ from adt_tree.grid import Grid
 # Independent streams: a verdict must not use the random numbers with which a draft was sampled.
 COUPLED, DRAFT, ACCEPT, RESIDUAL = range(4)
 
-ROWS = 32  # positions whose noise is computed at a time, which bounds temporary memory
-
 # The constants of splitmix64 as int64. The masks in _mix() clear the sign bits that >> shifts in.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -55,10 +53,6 @@ class Noise:
             return zero.expand(*positions.shape, self.num_codes)
         return -torch.log(-torch.log(uniform(seeds, positions, self.num_codes, self.stream))).float()
 
-    def table(self, slots: int, grid: Grid, device: torch.device) -> NoiseTable:
-        """Returns a table for `slots` images in flight of this grid."""
-        return NoiseTable(self, slots, grid, device)
-
 
 def row_ends(grid: Grid, device: torch.device) -> Tensor | None:
     """Returns which positions are row ends, [P + 1] bool; the last entry, false, is for all positions outside
@@ -79,51 +73,3 @@ class PositionNoise:
         """Returns the noise of one of the N positions, [B, 1, ...]."""
         at = slice(number, number + 1)
         return PositionNoise(self.gumbel[:, at], None if self.forced is None else self.forced[:, at])
-
-
-class NoiseTable:
-    """The Gumbel noise of the images in flight, computed once per image, because successive trees ask for the
-    noise of the same positions.
-
-    Noise is keyed by the number of a code, not by its position, so that row ends take none. The table holds
-    fp32 [B * codes, V], or nothing where the noise is silent.
-    """
-
-    def __init__(self, noise: Noise, slots: int, grid: Grid, device: torch.device) -> None:
-        """Allocates the table; begin() fills it."""
-        self._noise, self._codes = noise, grid.size
-        rows = 0 if noise.silent else slots * grid.size
-        self._table = torch.zeros(rows, noise.num_codes, dtype=torch.float32, device=device)
-        self._starts = torch.arange(slots, device=device)[:, None] * grid.size
-        self._row_ends = row_ends(grid, device)
-        if self._row_ends is not None:
-            self._number = torch.tensor([*map(grid.number, range(grid.length)), grid.size], device=device)
-
-    def begin(self, slot: int, seed: int, silent: bool = False) -> None:
-        """Fills the slot with the noise of an image of that seed, or with zeros if `silent`."""
-        if self._noise.silent:
-            return
-        device = self._table.device
-        start, seeds = slot * self._codes, torch.full((1,), seed, device=device)
-        if silent:
-            self._table[start : start + self._codes] = 0
-            return
-        for at in torch.arange(self._codes, device=device).split(ROWS):
-            self._table[start : start + len(at)] = self._noise.gumbel(seeds, at[None])[0]
-            start += len(at)
-
-    def below(self, positions: Tensor, levels: int) -> PositionNoise:
-        """Returns the noise of `levels` positions: positions [B] and those after each."""
-        return self.at(positions[:, None] + torch.arange(levels, device=positions.device))
-
-    def at(self, positions: Tensor) -> PositionNoise:
-        """Returns the noise at positions [B, N] of the slots' images. A position past the end of an image
-        gets the noise of the last code; no code there is ever committed."""
-        numbers, forced = positions, None
-        if self._row_ends is not None:
-            positions = positions.clamp(max=len(self._number) - 1)
-            numbers, forced = self._number[positions], self._row_ends[positions]
-        if self._noise.silent:
-            return PositionNoise(self._noise.gumbel(self._starts[:, 0], positions), forced)
-        rows = self._starts + numbers.clamp(max=self._codes - 1)
-        return PositionNoise(self._table.index_select(0, rows.flatten()).view(*positions.shape, -1), forced)

@@ -50,8 +50,7 @@ class TransformersDecoder:
     ) -> None:
         """net: may be shared with other decoders. Every decoder has its own cache."""
         self.net, self.model, self.sampling = net, model, sampling
-        noise = Noise(model.num_codes, silent=sampling.greedy)
-        self.noise = noise.table(1, model.grid, net.device)
+        self.noise = Noise(model.num_codes, silent=sampling.greedy)
         self.capacity = max_prompt + model.grid.size
         self.cache = StaticCache(config=net.config, max_cache_len=self.capacity)
 
@@ -79,13 +78,13 @@ class TransformersDecoder:
         pad = torch.tensor([[width - len(p)] for p in prompts], device=device)
         unpadded = torch.arange(self.capacity, device=device)[None] >= pad
         positions = (torch.arange(width, device=device) - pad).clamp(min=0)
-        self.noise.begin(0, request.seed)
         self.cache.reset()
+        seed = torch.full((1,), request.seed, device=device)
         settings = PassSampling.uniform(self.sampling, positions.device)
         for number in range(self.model.grid.size):
             logits = self._pass(tokens, unpadded[:, : width + number], positions)
             at = torch.full((1, 1), number, device=device)
-            code = (log_probs(logits[:, None, None], settings) + self.noise.at(at).gumbel).argmax()
+            code = (log_probs(logits[:, None, None], settings) + self.noise.gumbel(seed, at)).argmax()
             yield int(code)
             tokens = (code + self.model.first_code).expand(rows, 1)
             positions = width + number - pad

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from adt_tree.errors import CheckpointError, NoRoom
+from adt_tree.noise_table import BLOCK
 from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder.cache import aligned
@@ -54,7 +55,7 @@ class Dimensions:
     # Parameters of a codec that is not a VQModel, or of code vectors without a codec. None: the codec is a
     # VQModel, and `vq` tells its parameters.
     codec_parameters: int | None = None
-    noise: bool = True  # images are sampled, so that the noise of those in flight is stored
+    noise: bool = True  # images are sampled, so that the noise of their next codes is stored
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
 
     @property
@@ -150,7 +151,7 @@ def decoding_parts(dims: Dimensions) -> dict[str, int]:
     recordings = MAX_RECORDINGS * RECORDING_BYTES if dims.graphs else 0
     return {
         "cache": _cache(dims.decoder, dims) + (_cache(dims.drafter, dims) if dims.drafter else 0),
-        "noise": dims.images * dims.tokens * codes * FP32 if dims.noise else 0,
+        "noise": dims.images * (dims.nodes + BLOCK) * codes * FP32 if dims.noise else 0,
         "pass": PASS_TENSORS * dims.images * nodes * codes * FP32 + recordings,
         "pixels": _pixels(dims),
     }

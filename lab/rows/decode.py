@@ -17,6 +17,7 @@ from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
 from adt_tree.decode import first_code
+from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
 from adt_tree.roles import Request
@@ -39,7 +40,9 @@ def several_rows(
     image holds its codes, in raster order, once it is finished.
     """
     slots, rule = BatchSlots(target, requests, [target.release], sampling), heads.rule
-    noise, images = rule.noise.table(target.slots, target.grid, target.device), RowImages(target, heads)
+    images = RowImages(target, heads)
+    # The rows in progress may be any rows of the image, so the table holds the noise of all its codes.
+    noise = NoiseTable(rule.noise, target, target.grid.size)
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
         noise.begin(slot, request.seed, sampling.greedy)
@@ -49,6 +52,7 @@ def several_rows(
 
     while slots.refill(begin):
         clock = time.perf_counter()
+        noise.advance(slots.committed)
         with part("tree"):
             step = images.next_step([slot for slot, _ in slots.active()])
             tree = images.draft(step, slots.sampling)

@@ -20,7 +20,8 @@ from adt_tree.engine import one_loop
 from adt_tree.grid import Grid
 from adt_tree.lantern import Relaxation, nearest_table
 from adt_tree.method import Method
-from adt_tree.noise import DRAFT, Noise, NoiseTable, PositionNoise, uniform
+from adt_tree.noise import DRAFT, Noise, PositionNoise, uniform
+from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.records import Decoded
 from adt_tree.settings import Lantern, Sampling
@@ -159,16 +160,9 @@ class Moved(Noise):
         return super().gumbel(seeds, self.move(positions))
 
 
-class CycleNoise(Noise):
+class Cycle(NoiseTable):
     """Broken: noise is counted from the first position of a step, so every step uses that of the step
     before."""
-
-    def table(self, slots: int, grid: Grid, device: torch.device) -> NoiseTable:
-        return CycleTable(self, slots, grid, device)
-
-
-class CycleTable(NoiseTable):
-    """Noise that depends on the depth below the root alone."""
 
     def at(self, positions: Tensor) -> PositionNoise:
         return super().at(positions - positions[:, :1])
@@ -176,14 +170,20 @@ class CycleTable(NoiseTable):
 
 NEIGHBOUR = Moved(CODES, False, move=lambda at: at - at % 2)
 FORMER = Moved(CODES, False, move=lambda at: (at - 1).clamp_min(0))
-ONE, CYCLE = Moved(CODES, False, move=torch.zeros_like), CycleNoise(CODES, False)
+ONE = Moved(CODES, False, move=torch.zeros_like)
 BROKEN = [(NEIGHBOUR, method) for method in methods(DYNAMIC[:2] + STATIC[:1], GUIDED)]
-BROKEN += [(noise, method) for method in methods(SELF_DRAFTED, GUIDED) for noise in (FORMER, ONE, CYCLE)]
+BROKEN += [(noise, method) for method in methods(SELF_DRAFTED, GUIDED) for noise in (FORMER, ONE)]
 
 
 @pytest.mark.parametrize(("broken", "method"), BROKEN)
 def test_control_coupled(broken: Noise, method: Method) -> None:
     assert score(images_of(method, rule=Coupled(broken))) > LIMIT
+
+
+@pytest.mark.parametrize("method", methods(SELF_DRAFTED, GUIDED), ids=str)
+def test_control_cycle(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adt_tree.engine.NoiseTable", Cycle)
+    assert score(images_of(method)) > LIMIT
 
 
 CONTROLS: list[tuple[type[Rejection], tuple[str, TreeSettings]]] = [

@@ -8,7 +8,6 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from adt_tree.grid import Grid
 from adt_tree.noise import ACCEPT, COUPLED, DRAFT, RESIDUAL, Noise, uniform
 from tests.support.tabular import chi_square
 
@@ -58,23 +57,6 @@ def test_argmax_with_gumbel_noise_samples_from_the_distribution() -> None:
     counts = torch.bincount((p.log() + g).argmax(-1), minlength=4)
     z = (counts - 40_000 * p) / (40_000 * p * (1 - p)).sqrt()
     assert float(z.abs().max()) < 4
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_table_holds_the_noise_of_its_slots(silent: bool) -> None:
-    """The noise is equal, to the bit, to noise that is computed directly, in slots that several images use in
-    turn. Positions beyond the image get the noise of its last position."""
-    noise, seeds = Noise(6, silent), [7, -3, 1 << 40]
-    table = noise.table(2, Grid(1, 37), torch.device("cpu"))
-    table.begin(0, seeds[0])
-    table.begin(1, seeds[1])
-    positions = torch.tensor([[0, 16, 36, 36], [5, 31, 15, 32]])
-    assert torch.equal(table.at(positions).gumbel, noise.gumbel(torch.tensor(seeds[:2]), positions))
-    table.begin(0, seeds[2])
-    again = noise.gumbel(torch.tensor([seeds[2], seeds[1]]), positions)
-    assert torch.equal(table.at(positions).gumbel, again)
-    assert torch.equal(table.at(positions[:, -1:] + 9).gumbel[0], table.at(positions).gumbel[0, -1:])
-    assert bool(table.at(positions).gumbel.any()) is not silent
 
 
 def mix(x: int) -> int:

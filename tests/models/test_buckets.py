@@ -78,8 +78,9 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     engine = build(replace(model, graphs=True), method, 1, dims.prompt)
     if name == AUTO:  # the sizes and the rule of a GPU
         policy = AutoTree().policy(model.grid, 1, on_gpu=True)
-        target, proposer, _, rule = engine.loop.args
-        engine = replace(engine, loop=partial(speculative, target, proposer, policy, rule, sampling=sampling))
+        target, proposer, _, *rest = engine.loop.args
+        loop = partial(speculative, target, proposer, policy, *rest, sampling=sampling)
+        engine = replace(engine, loop=loop)
     run, advance = engine.target.run, BatchSlots.advance
     assert isinstance(run, GraphRunner)
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import main
-from adt_tree.noise import NoiseTable
+from adt_tree.noise_table import NoiseTable
 from adt_tree.pipeline import Pipeline
 from models.decoder.cache import KVCache
 from models.target import ARTarget

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 import adt_tree.batch
 import adt_tree.tree
-from adt_tree.noise import ROWS, NoiseTable
 from adt_tree.policy import TreeShape
 from models.checkpoint.stored_module import on_meta
 from models.graphs import tensors_in
@@ -328,17 +327,11 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
         gpu.read()
         return script.table(*table.shape)
 
-    advance, fill = adt_tree.batch.BatchSlots.advance, NoiseTable.begin
+    advance = adt_tree.batch.BatchSlots.advance
 
     def watched(slots: Any, tree: Any, top1: Any, verdict: Any, shapes: list[TreeShape], clock: float) -> Any:
         script.shapes = shapes
         return advance(slots, tree, top1, verdict, shapes, clock)
-
-    def begin(table: Any, slot: int, seed: int, silent: bool = False) -> None:
-        """Fills the noise of the first positions only, because all others are filled in the same way."""
-        codes, table._codes = table._codes, ROWS
-        fill(table, slot, seed, silent)
-        table._codes = codes
 
     _device_constructors()  # torch keeps this list when it is first made, and `tensor` must not be in it
     with ExitStack() as stack:
@@ -346,7 +339,6 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
             stack.enter_context(patch.object(module, "to_device", to_device))
         stack.enter_context(patch.object(Tensor, "tolist", tolist))
         stack.enter_context(patch.object(adt_tree.batch.BatchSlots, "advance", watched))
-        stack.enter_context(patch.object(NoiseTable, "begin", begin))
         stack.enter_context(patch("models.model.CudaRecorder", lambda device: FakeRecorder(gpu)))
         stack.enter_context(patch("torch.tensor", tensor))
         stack.enter_context(Subscripts(gpu))

@@ -13,6 +13,7 @@ from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.grid import Grid
 from adt_tree.lantern import Relaxation
 from adt_tree.noise import Noise
+from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import Fixed, TreeShape
 from adt_tree.proposers.eagle import EagleProposer, Growth, grow_dynamic
 from adt_tree.records import Decoded
@@ -57,7 +58,8 @@ def decode(
     proposer = EagleProposer(
         EagleDrafter(net, target, 5, 10), growth, target.slots, target.run, target.padding
     )
-    return finished(speculative(target, proposer, Fixed(shape), rule, images, SAMPLING))
+    noise = NoiseTable(rule.noise, target, shape.depth + 1)
+    return finished(speculative(target, proposer, Fixed(shape), rule, noise, images, SAMPLING))
 
 
 def check(image: Decoded, tokens: list[int], lengths: list[int]) -> None:
@@ -106,8 +108,9 @@ def test_anole(models: Anole, tree: str, mode: str) -> None:
 
 def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
     requests = anole_requests(models, "base_greedy_tokens")
-    noise = Noise(8192, silent=True)
-    for image in finished(autoregressive(anole_target(models, LENGTH), requests, SAMPLING, noise)):
+    target = anole_target(models, LENGTH)
+    noise = NoiseTable(Noise(8192, silent=True), target, 1)
+    for image in finished(autoregressive(target, noise, requests, SAMPLING)):
         expected = tensors("anole_e2e")[f"prompt{image.name}.base_greedy_tokens"]
         assert image.codes == expected[:LENGTH].tolist()
 

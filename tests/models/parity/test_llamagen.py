@@ -7,6 +7,7 @@ import torch
 
 from adt_tree.decode import autoregressive, finished
 from adt_tree.noise import Noise
+from adt_tree.noise_table import NoiseTable
 from adt_tree.roles import Request
 from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree
@@ -92,8 +93,9 @@ def test_tree_pass() -> None:
 def test_greedy_tokens(family: str, side: int, guidance: float) -> None:
     """The recorded prompts are in flight at once."""
     recorded, model = tensors(f"llamagen/{family}_expected"), llamagen(family, side)
-    sampling, noise = Sampling(temperature=0.0, guidance=guidance), Noise(model.num_codes, silent=True)
+    sampling, target = Sampling(temperature=0.0, guidance=guidance), model.target(2, 1)
+    noise = NoiseTable(Noise(model.num_codes, silent=True), target, 1)
     requests = [Request(str(n), prompt, 0) for n, prompt in enumerate(model.prompts())]
-    images = codes_of(finished(autoregressive(model.target(2, 1), requests, sampling, noise)))
+    images = codes_of(finished(autoregressive(target, noise, requests, sampling)))
     expected = recorded[f"grid{side}.greedy_tokens" if family == "t2i" else "greedy_tokens"]
     assert [images["0"], images["1"]] == expected.tolist()
