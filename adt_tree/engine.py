@@ -73,8 +73,7 @@ def one_loop(model: Model, method: Method, slots: int, max_prompt: int, rule: Ru
     largest = method.tree.largest
     if largest.width > model.num_codes:
         raise UserError(
-            f"a tree {largest.width} nodes wide: the codebook has {model.num_codes} codes; give less "
-            "(draft_top_k, adt_width_max)"
+            f"tree.width {largest.width}: the codebook has {model.num_codes} codes; give at most these"
         )
     target = model.target(slots, sampling, largest.num_nodes, max_prompt)
     proposer, own_rule = import_module(method.spec.module).make(

@@ -224,10 +224,10 @@ class Method:
     def _check_auto(self) -> None:
         if not self.spec.auto:
             names = ", ".join(spec.name for spec in METHODS.values() if spec.auto)
-            raise UserError(f"total_token auto: only for {names}, not {self.name}; give a number of nodes")
+            raise UserError(f"tree auto: only for {names}, not {self.name}; give a number of nodes")
         if not self.exact:
             raise UserError(
-                f"total_token auto: the image of {self.label} depends on its trees, whose size would differ "
+                f"tree auto: the image of {self.label} depends on its trees, whose size would differ "
                 "from run to run; give a number of nodes"
             )
 

@@ -24,7 +24,7 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         names = ("depth", "width", "budget")
-        store(self, {name: integer(f"{name} of a tree", getattr(self, name)) for name in names})
+        store(self, {name: integer(f"tree.{name}", getattr(self, name)) for name in names})
 
     @property
     def levels(self) -> int:
@@ -33,7 +33,7 @@ class TreeShape:
 
     @property
     def num_nodes(self) -> int:
-        """Most nodes of the tree: the drafted ones and the root. --total_token counts them so."""
+        """Most nodes of the tree: the drafted ones and the root."""
         return self.budget + 1
 
     @property
@@ -123,14 +123,14 @@ class AdaptiveTree:
 
     def __post_init__(self) -> None:
         if self.init not in INITS:
-            raise UserError(f"adt_init {self.init!r}: choose one of {', '.join(INITS)}")
+            raise UserError(f"tree.init {self.init!r}: choose one of {', '.join(INITS)}")
         counts = [item.name for item in fields(self) if item.name not in ("beta", "init")]
-        store(self, {"beta": real("adt_beta", self.beta, most=1)})
-        store(self, {name: integer(f"adt_{name}", getattr(self, name)) for name in counts})
+        store(self, {"beta": real("tree.beta", self.beta, most=1)})
+        store(self, {name: integer(f"tree.{name}", getattr(self, name)) for name in counts})
         for name in ("depth", "width"):
             low, start, high = (getattr(self, f"{name}_{end}") for end in ("min", "start", "max"))
             if not 1 <= low <= start <= high:
-                values = f"adt_{name}_min {low}, adt_{name}_start {start}, adt_{name}_max {high}"
+                values = f"tree.{name}_min {low}, tree.{name}_start {start}, tree.{name}_max {high}"
                 raise UserError(f"{values}: give numbers from 1 on, none smaller than the one before it")
 
     @property

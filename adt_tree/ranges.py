@@ -1,4 +1,4 @@
-"""Marks the parts of a step by name, so that `bench --profile` can report each part's share of the time."""
+"""Marks the parts of a step by name, so that a profile can report each part's share of the time."""
 
 from __future__ import annotations
 

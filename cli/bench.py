@@ -249,7 +249,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         options_read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
         # The varied options that this method reads; tables show them.
         shown = tuple((key, value) for key, value in pairs if getattr(method_options, key) is not None)
-        bounds = options.controls if method.exact and method.drafting else ()
+        bounds = options.controls if method.exact and method.drafting and method.spec.verify else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
             # A control accepts wrong drafts, so an AutoTree could learn nothing from its steps.
             fixed = bool(control) and isinstance(method.tree, AutoTree)

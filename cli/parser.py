@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, 
 import yaml
 
 from adt_tree.errors import UserError
+from adt_tree.method import ADAPTIVE_OPTIONS
 from models.checkpoint.files import expanded, read_text, reading
 
 Class = TypeVar("Class")
@@ -34,7 +35,8 @@ NOT_IN_FILES = ("help", "config", "debug")
 # Arguments of the library whose flag has another name; model_type is a key of config.json there.
 ARGUMENTS = {
     "guidance": "cfg", "seed": "random_seed", "budget": "total_token", "lantern.delta": "lantern_delta",
-    "lantern.k": "lantern_k",
+    "lantern.k": "lantern_k", "tree": "total_token", "tree.depth": "depth", "tree.width": "draft_top_k",
+    **{f"tree.{name.removeprefix('adt_')}": name for name in ADAPTIVE_OPTIONS},
 }  # fmt: skip
 PATHS = ("DIR", "FILE", "PATH", "PLACE", "RESULT")  # units of options that name files
 

@@ -110,4 +110,4 @@ class Control(Relaxed):
         return f":{self.accept}"
 
     def fits(self, spec: MethodSpec) -> bool:
-        return spec.module is not None
+        return bool(spec.verify)  # otherwise the proposer is the rule

@@ -46,6 +46,15 @@ class Judged:
     chances: Tensor  # [B, N] the uniforms with which `recovered` was sampled
 
 
+@dataclass(frozen=True, slots=True)
+class WindowVerdict(Verdict):
+    """A verdict, with what observe() moves the windows by."""
+
+    tail: Tensor  # [B, N] the Tail's code after each node
+    seeds: Tensor  # [B]
+    first: Tensor  # [B] position of the first code that the step commits
+
+
 # Samples the code [B, N] after each node, distributed as p there. They become the drafts of the next pass at
 # the positions after the committed codes.
 Tail = Callable[[Judged], Tensor]
@@ -97,7 +106,7 @@ class JacobiWindow:
         """tree: the candidates of the window."""
         batch, greedy, self._neighbours = setup.batch, setup.method.greedy, Neighbours.of(setup)
         device, num_codes, self._run = batch.device, batch.num_codes, batch.run
-        self.noise = Noise(num_codes, silent=True)  # the loop adds no noise: this object samples the drafts
+        self.noise = Noise(num_codes, silent=True)  # none is added to log p: this object samples the drafts
         self._tree, self._tail, self.judge, self._greedy = tree, tail, judge, greedy
         self._sibling_noise = Noise(num_codes, silent=greedy, stream=DRAFT)
         # Number of positions with several candidates.
@@ -174,12 +183,19 @@ class JacobiWindow:
         hit, left = self.judge(tree, p, accept.float())
         judged = Judged(tree, p, hit, sample(left, chances), chances)
         verdict = verdict_from_hits(tree, hit, judged.recovered)
-        self._neighbours.commit(positions, verdict.codes, verdict.count)
-        self._advance(tree, verdict, self._tail(judged), log_p.exp(), positions + verdict.count)
-        self._add_candidates(seeds, positions + verdict.count)
-        return verdict
+        tail = self._tail(judged)
+        return WindowVerdict(verdict.path, verdict.count, verdict.codes, tail, seeds, positions)
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None: ...
+    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
+        assert isinstance(verdict, WindowVerdict)
+        self._run(self._move, tree, perturbed, verdict)
+
+    def _move(self, tree: DraftTree, log_p: Tensor, verdict: WindowVerdict) -> None:
+        """Moves the windows on, and samples their other candidates."""
+        first = verdict.first + verdict.count
+        self._neighbours.commit(verdict.first, verdict.codes, verdict.count)
+        self._advance(tree, verdict, verdict.tail, log_p.exp(), first)
+        self._add_candidates(verdict.seeds, first)
 
     def _probabilities(self, log_p: Tensor) -> Tensor:
         """Returns p [..., V] from log p; one-hot at temperature 0."""

@@ -139,7 +139,7 @@ def test_codes_do_not_depend_on_sizes(pipe: Pipeline) -> None:
     ],
 )
 def test_auto_is_refused_where_the_image_depends_on_trees(name: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"total_token auto|type TreeShape|type AdaptiveTree"):
+    with pytest.raises(UserError, match=r"tree auto|type TreeShape|type AdaptiveTree"):
         Method(name, Sampling(), AutoTree(), **settings)
 
 

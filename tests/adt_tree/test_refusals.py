@@ -28,9 +28,9 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
     "top_k": (lambda x: Sampling(top_k=x), (-1, 50.0, nan, "50", True)),
     "lantern.delta": (lambda x: Lantern(delta=x), (-0.1, nan, 1e7, "0.1")),
     "lantern.k": (lambda x: Lantern(k=x), (-1, 2.5, nan)),
-    "depth of a tree": (lambda x: TreeShape(x, 2, 4), (-1, 1.5, nan, "5")),
-    "adt_beta": (lambda x: AdaptiveTree(beta=x), (-0.1, 1.1, nan, "x")),
-    "adt_width_max": (lambda x: AdaptiveTree(width_max=x), (-1, 4.0, nan)),
+    "tree.depth": (lambda x: TreeShape(x, 2, 4), (-1, 1.5, nan, "5")),
+    "tree.beta": (lambda x: AdaptiveTree(beta=x), (-0.1, 1.1, nan, "x")),
+    "tree.width_max": (lambda x: AdaptiveTree(width_max=x), (-1, 4.0, nan)),
     "seed": (as_seed, (True, 1.5, nan, "7", None, [7])),
 }
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
@@ -54,7 +54,7 @@ CASES: list[tuple[Make, str]] = [
     (lambda pipe: pipe.method("adt-tree", tree=TreeShape(2, 2, 4)), "adt-tree.*AdaptiveTree"),
     (lambda pipe: pipe.method("eagle-2", tree=AdaptiveTree()), "eagle-2.*TreeShape.*AdaptiveTree"),
     (lambda pipe: pipe.method("eagle-1", tree=StaticTree("oak")), "tree 'oak'.*mc_sim_7b_63"),
-    (lambda pipe: pipe("sun", method="eagle-2", tree=TreeShape(2, 65, 70)), " 65 .* 64 codes"),
+    (lambda pipe: pipe("sun", method="eagle-2", tree=TreeShape(2, 65, 70)), " 65: .* 64 codes"),
     # settings beside a whole method, and settings of another type
     (lambda pipe: pipe("sun", pipe.method("ar"), sampling=Sampling(0.0)), "sampling"),
     (lambda pipe: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern"),
@@ -91,7 +91,7 @@ def all_cases() -> Iterator[tuple[Make, str]]:
     yield from CASES
     for name, (make, values) in NUMBERS.items():
         yield from ((lambda _, m=make, x=x: m(x), f"^{name} {re.escape(repr(x))}: ") for x in values)
-    yield from ((lambda _, w=wrong: AdaptiveTree(**START | w), "adt|adaptive tree") for wrong in CONSTANTS)
+    yield from ((lambda _, w=wrong: AdaptiveTree(**START | w), r"tree\.") for wrong in CONSTANTS)
 
 
 @pytest.mark.parametrize(("make", "named"), [*all_cases()])

@@ -124,7 +124,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize("words", REFUSALS)
 def test_refused(words: str) -> None:
-    message = refusal(lambda: parse(words))
+    message = with_flags(refusal(lambda: parse(words)), Options)
     named = [word.removeprefix("--") for word in words.split() if word.startswith("--")]
     assert any(name in message for name in named)
 
