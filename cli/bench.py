@@ -178,6 +178,7 @@ def run(options: Options) -> None:
     from eval.quality import score
     from models.checkpoint.files import json_text, write_json
     from storage.measurements import Measurements
+    from storage.ownership import owned
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
     chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
@@ -191,8 +192,9 @@ def run(options: Options) -> None:
         "prompts": [(prompt.name, prompt.text) for prompt in prompts],
     }
     folder = Path(options.output_dir)
-    store = Measurements(folder, fingerprint, stored_options)
-    measured = measure(decoders, requests, store, options.warmup, model.device)
+    with owned(folder):
+        store = Measurements(folder, fingerprint, stored_options)
+        measured = measure(decoders, requests, store, options.warmup, model.device)
     scores, texts = None, {prompt.name: prompt.text for prompt in prompts}
     if options.quality:
         guidance = next(iter(chosen.values())).sampling.guidance

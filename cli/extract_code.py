@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, ShardOptions, check_guided, check_model
 from cli.parser import declare, option
-from models.checkpoint.files import json_text, read_text
+from models.checkpoint.files import json_text, read_text, reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +83,13 @@ def centre_crop(picture: Image.Image, height: int, width: int) -> np.ndarray:
     return np.asarray(picture.crop((left, top, left + width, top + height)))
 
 
+def caption_of(path: Path) -> str:
+    """Returns the caption of a picture on one line. Raises CheckpointError if it cannot be read."""
+    caption = path.with_suffix(".txt")
+    with reading(caption, "write it anew in UTF-8"):
+        return " ".join(read_text(caption).split())
+
+
 def read_pair(path: Path, height: int, width: int) -> tuple[str, Tensor] | None:
     """Returns a caption and pixels uint8 [height, width, 3]; None if one is damaged, or the caption empty."""
     import torch
@@ -90,7 +97,7 @@ def read_pair(path: Path, height: int, width: int) -> tuple[str, Tensor] | None:
     from eval.metrics.pictures import read_image
 
     try:
-        text = " ".join(read_text(path.with_suffix(".txt")).split())
+        text = caption_of(path)
         pixels = centre_crop(read_image(path), height, width)
     except (OSError, ValueError):
         return None
@@ -124,7 +131,7 @@ def run(options: Options) -> None:
     from tqdm import tqdm
 
     from cli.model_from_options import load_without_drafter
-    from training.shards import ShardWriter, StoredImage, origin
+    from training.shards import StoredImage, origin, shard_writer
     from training.teacher import features
 
     model = load_without_drafter(options, "attention").model
@@ -133,10 +140,10 @@ def run(options: Options) -> None:
         raise UserError(f"extract_code encodes pixels, and {model.codec.missing}")
     height, width = grid.height * config.patch_size, grid.width * config.patch_size
     facts = origin(model, generated=False, features=options.features)
-    writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
-    pending = [(name, path) for name, path in pairs if name not in writer.names]
     damaged = []
-    try:
+    with shard_writer(Path(options.output_dir), facts, options.shard_size) as writer:
+        writer.missing({name: caption_of(path) for name, path in pairs if name in writer.texts})
+        pending = [(name, path) for name, path in pairs if name not in writer.texts]
         for start in tqdm(range(0, len(pending), batch), unit="batch"):
             contents = {name: read_pair(path, height, width) for name, path in pending[start : start + batch]}
             damaged += [name for name, pair in contents.items() if pair is None]
@@ -148,8 +155,6 @@ def run(options: Options) -> None:
                     prompt = prompt_of(model, root / f"{name}.txt", text)
                     branches = features(model, prompt, torch.tensor(codes))
                 writer.add(StoredImage(name, text, None, codes, branches))
-    finally:
-        writer.flush()
     if len(damaged) == len(pairs):
         raise UserError(f"--data_path {options.data_path}: no picture can be read together with its caption")
     if damaged:

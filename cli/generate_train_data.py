@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     from tqdm import tqdm
 
     from cli.model_from_options import load_without_drafter
-    from training.shards import ShardWriter, StoredImage, origin
+    from training.shards import StoredImage, origin, shard_writer
     from training.teacher import features
 
     pipe = load_without_drafter(options)
@@ -55,22 +55,19 @@ def run(options: Options) -> None:
     record |= {"cfg": method.sampling.guidance}
     record |= {"random_seed": options.random_seed, "precision": model.precision}
     facts = {**origin(model, generated=True, features=options.features), **record}
-    writer = ShardWriter(Path(options.output_dir), facts, options.shard_size)
-    pending = [prompt for prompt in prompts if prompt.name not in writer.names]
+    texts = {prompt.name: prompt.text for prompt in prompts}
     started = time.perf_counter()
-    if pending:
-        requests = make_requests(pipe, pending, options.random_seed)
+    with shard_writer(Path(options.output_dir), facts, options.shard_size) as writer:
+        names = set(writer.missing(texts))
+        pending = [prompt for prompt in prompts if prompt.name in names]
+        requests = make_requests(pipe, pending, options.random_seed) if pending else []
         encoded = {request.name: request.prompt for request in requests}
-        texts = {prompt.name: prompt.text for prompt in pending}
-        engine = pipe.engine(method, requests, options.batch_size)
-        try:
-            for image in tqdm(engine.decode(requests), total=len(requests), unit="image"):
-                branches: list[torch.Tensor] = []
-                if options.features:
-                    branches = features(model, encoded[image.name], torch.tensor(image.codes))
-                writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, branches))
-        finally:
-            writer.flush()
+        images = pipe.engine(method, requests, options.batch_size).decode(requests) if pending else ()
+        for image in tqdm(images, total=len(requests), unit="image", disable=not pending):
+            branches: list[torch.Tensor] = []
+            if options.features:
+                branches = features(model, encoded[image.name], torch.tensor(image.codes))
+            writer.add(StoredImage(image.name, texts[image.name], image.seed, image.codes, branches))
     wall = time.perf_counter() - started
     counts = {"images": len(prompts), "skipped": len(prompts) - len(pending), "wall_s": round(wall, 1)}
     print(json_text({**counts, "output_dir": options.output_dir}))

@@ -10,6 +10,7 @@ import copy
 import math
 import random
 import time
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from models.checkpoint.files import append_json
 from models.family import LoadOptions
 from models.loading import load, pick_device
 from models.model import Model
+from storage.ownership import owned
 from training import drafter_states
 from training.drafter_data import Images, epoch_order, noised, split
 from training.drafter_loss import Objective, Outcome, Unrolled, expected_tau, measure
@@ -270,15 +272,16 @@ def run(settings: DrafterSettings, name: str, loading: LoadOptions) -> dict[str,
     fixed = {item.name: getattr(settings, item.name) for item in fields(StepSettings)}
     fixed |= {"target": model.weights_sha, "data": shards.digest(), "config": trainer.fields}
     fixed["processes"] = accelerator.num_processes
-    if settings.restart and accelerator.is_main_process:
-        drafter_states.discard(root)
-    accelerator.wait_for_everyone()
-    saved = drafter_states.resume(root, fixed)
-    if saved is not None:
-        trainer.resume(saved)
-    if accelerator.is_main_process:
-        drafter_states.cut_log(root, -1 if saved is None else trainer.step)
-    return loop(trainer, fixed, root)
+    with owned(root) if accelerator.is_main_process else nullcontext():
+        if settings.restart and accelerator.is_main_process:
+            drafter_states.discard(root)
+        accelerator.wait_for_everyone()
+        saved = drafter_states.resume(root, fixed)
+        if saved is not None:
+            trainer.resume(saved)
+        if accelerator.is_main_process:
+            drafter_states.cut_log(root, -1 if saved is None else trainer.step)
+        return loop(trainer, fixed, root)
 
 
 def loop(trainer: Trainer, fixed: dict[str, Any], root: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 index.json says how the images were made and lists every image (name, prompt, seed) by shard, in the order of
 its rows. A shard holds the tensor `codes` [m, n] int32 and, where features are stored, `features.ROW.BRANCH`
 [T, D] with branch 0 the conditional one. Every file is written completely or not at all, and a shard before
-the index that lists it. Readers ignore shards that the index does not list.
+the index that lists it. Readers ignore shards that the index does not list. One process at a time writes.
 
 Dimensions: m images in a shard, n codes per image, T positions of a branch (prompt and image tokens), D
 features.
@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from adt_tree.errors import CheckpointError, refuse_other
+from adt_tree.errors import CheckpointError, UserError, refuse_other
 from models.checkpoint.files import read_json, reading, replacing, write_json
 from models.model import Model
+from storage.ownership import owned
 
 INDEX = "index.json"
 FORMAT = 1
@@ -60,6 +63,18 @@ def origin(model: Model, generated: bool, features: bool) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def shard_writer(root: Path, facts: Mapping[str, Any], size: int) -> Iterator[ShardWriter]:
+    """Yields a writer into a folder that this process alone owns meanwhile. At the block's end all images are
+    on disk. Raises UserError as owned() and ShardWriter."""
+    with owned(root):
+        writer = ShardWriter(root, facts, size)
+        try:
+            yield writer
+        finally:
+            writer.flush()
+
+
 class ShardWriter:
     """A folder of shards to which images are added. Images of earlier runs stay in it."""
 
@@ -70,19 +85,34 @@ class ShardWriter:
         """
         self.root, self.size, self._buffer = root, size, list[StoredImage]()
         facts = {"format": FORMAT, **json.loads(json.dumps(facts))}
-        root.mkdir(parents=True, exist_ok=True)
         index = read_index(root) if (root / INDEX).exists() else {**facts, "shards": []}
         remedy = "choose another folder, or give the same options"
         refuse_other(index, facts, f"{root} holds images made with", remedy)
-        # The images of a shard that is missing are made again.
-        index["shards"] = [shard for shard in index["shards"] if (root / shard["file"]).is_file()]
-        self._index = index
-        self.names = {image["name"] for shard in index["shards"] for image in shard["images"]}
+        whole = [shard for shard in index["shards"] if is_whole(root / shard["file"])]
+        lost = [shard["file"] for shard in index["shards"] if shard not in whole]
+        self._index = index | {"shards": whole}
+        self.texts = {image["name"]: image["prompt"] for shard in whole for image in shard["images"]}
+        if lost:
+            shards = f"{len(lost)} missing or damaged shards, {lost[0]} first"
+            print(f"warning: {root}: images of {shards}, are made anew", file=sys.stderr)
+            # At once, because a shard of that name may come again with other images.
+            write_json(root / INDEX, self._index, indent=None)
+
+    def missing(self, texts: Mapping[str, str]) -> list[str]:
+        """Returns the names of images, given with their texts, that the folder lacks. Raises UserError if it
+        has an image of that name of another text."""
+        for name in self.texts.keys() & texts:
+            if self.texts[name] != texts[name]:
+                raise UserError(
+                    f"{self.root} holds image {name} of {self.texts[name][:80]!r}, now it is "
+                    f"{texts[name][:80]!r}: choose another folder, or give the same texts"
+                )
+        return [name for name in texts if name not in self.texts]
 
     def add(self, image: StoredImage) -> None:
         """Adds an image. It is on disk once its shard is full, or after flush()."""
         self._buffer.append(image)
-        self.names.add(image.name)
+        self.texts[image.name] = image.text
         if len(self._buffer) >= self.size:
             self.flush()
 
@@ -103,6 +133,15 @@ class ShardWriter:
         shards.append({"file": file, "images": entries})
         write_json(self.root / INDEX, self._index, indent=None)
         self._buffer = []
+
+
+def is_whole(path: Path) -> bool:
+    """Returns whether a shard is there, with all bytes that its header names."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def read_index(root: Path) -> dict[str, Any]:

@@ -74,16 +74,35 @@ def test_images_are_those_of_the_ar_baseline_however_often_resumed(
 def test_a_listed_shard_that_is_missing_is_made_again(
     run: Run, models: dict[str, Model], prompts_of: Words, tmp_path: Path
 ) -> None:
-    """The first of three shards is removed. Its images come back, and the other shards stay as they are."""
+    """The first of three shards is removed, emptied or cut. Its images come back, and the others stay as they
+    are."""
     words = ["generate_train_data", *prompts_of("emoji"), tmp_path, "--shard_size", "2"]
     assert run(*words)[0] == 0
     before = by_name(tmp_path, models["emoji"])
     first, *others = sorted(tmp_path.glob("data_*.safetensors"))
-    contents = [path.read_bytes() for path in others]
-    first.unlink()
+    contents, whole = [path.read_bytes() for path in others], first.read_bytes()
+    for damage in (first.unlink, lambda: first.write_bytes(b""), lambda: first.write_bytes(whole[:-9])):
+        damage()
+        status, _, err = run(*words)
+        assert status == 0 and f"images of 1 missing or damaged shards, {first.name}" in err
+        assert by_name(tmp_path, models["emoji"]) == before and len(before) == len(PROMPTS)
+        assert len(contents) == 2 and [path.read_bytes() for path in others] == contents
+
+
+def test_another_text_of_the_same_name_is_refused(
+    run: Run, refused: Refused, prompts_of: Words, tmp_path: Path
+) -> None:
+    """Names are the rows of the prompt file, so that another file, or one with edited lines, has them too."""
+    words = ["generate_train_data", *prompts_of("emoji"), tmp_path / "out"]
+    assert run(*words, "--end_idx", "2")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for texts in ("one\ntwo\n", "red heart\npizza, cold\n", "pizza\nred heart\n"):
+        (tmp_path / "prompts.txt").write_text(texts)
+        line = refused(*words)
+        assert f"{tmp_path / 'out'} holds image " in line and "another folder" in line
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "prompts.txt").write_text("red heart\npizza\nnew\n")
     assert run(*words)[0] == 0
-    assert by_name(tmp_path, models["emoji"]) == before and len(before) == len(PROMPTS)
-    assert len(contents) == 2 and [path.read_bytes() for path in others] == contents
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -153,7 +172,7 @@ def test_a_folder_holds_images_of_one_distribution_and_one_target(
 
 @pytest.mark.parametrize("name", ["emoji", "llamagen"])
 def test_pictures_become_codes_of_their_centre(
-    run: Run, name: str, checkpoints: Checkpoints, models: dict[str, Model], tmp_path: Path
+    run: Run, refused: Refused, name: str, checkpoints: Checkpoints, models: dict[str, Model], tmp_path: Path
 ) -> None:
     model, data, out = models[name], tmp_path / "data", tmp_path / "out"
     side = model.grid.height * model.codec.config.patch_size
@@ -181,6 +200,8 @@ def test_pictures_become_codes_of_their_centre(
     for stem, codes in by_name(out, model).items():
         expected = model.codec.encode(from_uint8(torch.from_numpy(pixels[stem].copy())[None]))
         assert codes == expected.flatten().tolist()
+    (data / "a.txt").write_text("another caption")
+    assert f"{out} holds image a of 'a picture of a', now it is 'another caption'" in refused(*words)
 
 
 def test_pictures_without_captions_or_folder_are_refused(

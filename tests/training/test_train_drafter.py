@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,11 +24,12 @@ from adt_tree.tree import root_only_tree
 from adt_tree.verify import Coupled
 from models.drafter import EagleDrafter
 from models.model import Model
+from storage.ownership import owned
 from tests.conftest import Refused, Run
 from tests.support.checkpoints import Checkpoints, Tiny
 from training import drafter_data, drafter_states
 from training.drafter_loss import Objective, Unrolled, at, code_logits, measure
-from training.shards import ShardWriter, StoredImage, origin, read_shards
+from training.shards import StoredImage, origin, read_shards, shard_writer
 
 ENTRIES = 9  # pairs (feature at p, token at p + 1) before the tree
 GREEDY = Sampling(temperature=0, guidance=3.0)
@@ -292,11 +294,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
     still finite after one step, is not saved."""
     model, folder, save = loaded(checkpoints), tmp_path / "data", tmp_path / "run"
     images = images_of(model, data("emoji"))
-    writer = ShardWriter(folder, origin(model, generated=True, features=True), 12)
-    for image in range(len(images.shards)):
-        codes, text = images.shards.codes[image].tolist(), images.shards.texts[image]
-        writer.add(StoredImage(str(image), text, 0, codes, images.features(image)))
-    writer.flush()
+    with shard_writer(folder, origin(model, generated=True, features=True), 12) as writer:
+        for image in range(len(images.shards)):
+            codes, text = images.shards.codes[image].tolist(), images.shards.texts[image]
+            writer.add(StoredImage(str(image), text, 0, codes, images.features(image)))
     command = [word if word != data("emoji") else folder for word in words(save)]
     command += "--bs 3 --num_epochs 3 --save_freq 1 --lr".split()
     assert run(*command, "2e-4", "--max_steps", 3)[0] == 0
@@ -319,6 +320,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
     status, out, err = run(*other, "1e30", "--no-is_warmup", "--max_steps", 1)
     assert status == 2 and not out and "step 1, learning rate 1e+30: the norm of the weights" in err
     assert not drafter_states.states(tmp_path / "other")
+
+
+def test_a_folder_in_use_is_refused(refused: Refused, words: Words, data: Data, tmp_path: Path) -> None:
+    for call in (words(tmp_path), ["bench", "--device", "cpu", "--output_dir", tmp_path, "--num_images", 1]):
+        with owned(tmp_path):
+            assert f"{tmp_path} is in use by process {os.getpid()} on " in refused(*call)
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_run_of_other_options_does_not_resume_a_state(
@@ -359,12 +367,11 @@ def test_stored_features_train_as_recomputed_ones(
     model = loaded(checkpoints)
     images = images_of(model, data("emoji"))
     folder, shards = tmp_path / "features", images.shards
-    writer = ShardWriter(folder, origin(model, generated=True, features=True), 5)
-    for image in range(len(shards)):
-        codes = shards.codes[image].tolist()
-        name = shards.names[image].partition("/")[2]
-        writer.add(StoredImage(name, shards.texts[image], 0, codes, images.features(image)))
-    writer.flush()
+    with shard_writer(folder, origin(model, generated=True, features=True), 5) as writer:
+        for image in range(len(shards)):
+            codes = shards.codes[image].tolist()
+            name = shards.names[image].partition("/")[2]
+            writer.add(StoredImage(name, shards.texts[image], 0, codes, images.features(image)))
     words = "--bs 4 --max_steps 2 --coupled --lr 1e-3".split()
     stored = weights(train(tmp_path / "a", *words, "--cache_gb", 0, "--data_dir", folder))
     assert same(stored, weights(train(tmp_path / "b", *words)))
