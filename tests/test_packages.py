@@ -94,10 +94,10 @@ def imported(path: Path) -> set[str]:
     return {canonicalize_name(DISTRIBUTIONS.get(top, [top])[0]) for top in tops}
 
 
-FOLDERS = ("adt_tree", "cli", "demo", "eval", "lab", "models", "recipes", "serve", "storage", "training")
+FOLDERS = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"]
 IMPORTS = {
     path.relative_to(ROOT): imported(path)
-    for path in [ROOT / "main.py", *(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))]
+    for path in [ROOT / "main.py", *(path for folder in FOLDERS for path in folder.rglob("*.py"))]
 }
 
 

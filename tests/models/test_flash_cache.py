@@ -1,5 +1,4 @@
-"""Options of loading. --attention flash gives the results of sdpa. Models and options that do not fit are
-refused.
+"""--attention flash gives the results of sdpa.
 
 flash-attn needs a GPU, so a function with its documented behaviour, which reads the same tensors, stands in
 for it.
@@ -10,7 +9,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adt_tree import Pipeline, Sampling
-from adt_tree.errors import CheckpointError
-from models.family import LoadOptions
-from models.loading import load
 
 
 def flash_attn_with_kvcache(
@@ -55,17 +50,3 @@ def test_the_baseline_is_the_same(flash: None, pipe: Pipeline) -> None:
 def test_draft_trees_are_refused(flash: None, pipe: Pipeline) -> None:
     with pytest.raises(ValueError, match="attention flash"):
         Pipeline(replace(pipe.model, attention="flash"))("sun", method="self-draft")
-
-
-def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="attention xformers"):
-        load("emoji", LoadOptions(attention="xformers"))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("vq_path", "x"), ("text_encoder", "x"), ("tokenizer_base_path", "x"), ("trust_torchscript", True)],
-)
-def test_options_that_the_family_does_not_read_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"^{name} {value}: emoji does not read it"):
-        load("emoji", LoadOptions(**{name: value}))
