@@ -84,13 +84,6 @@ class MethodSpec:
         return None if self.exact else self.relaxed
 
     @property
-    def drafter(self) -> str:
-        """The value of the published flag --drafter_type for this method."""
-        if self.module is None and not self.rival:
-            return "none"
-        return "eagle" if self.network and not self.rival else self.name.removeprefix("adt-")
-
-    @property
     def options(self) -> frozenset[str]:
         """The command line's options that this method reads and some other method does not."""
         read = {

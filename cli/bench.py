@@ -28,7 +28,7 @@ from cli.method_options import (
     method_from,
     takes,
     total_token,
-    unread,
+    unread_by,
 )
 from cli.options import (
     FilterOptions,
@@ -36,11 +36,9 @@ from cli.options import (
     PromptOptions,
     RivalOptions,
     RunOptions,
-    check_model,
-    refuse_unread,
 )
-from cli.parser import as_written, declare, option
-from cli.relaxed import LanternOptions, RowOptions
+from cli.parser import Parser, as_written, declare, option
+from cli.relaxed import LANTERN_VALUES, LanternOptions, RowOptions
 from lab.settings import CONTROLS, Control
 from models.registry import PUBLISHED, SPECS
 from storage.prompts import BENCH_FILE, Prompt, PromptSettings, load_prompts, make_requests, repeated
@@ -57,11 +55,9 @@ REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # mo
 NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed", "trust_torchscript")
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, unless --codes says otherwise
-# Options that --vary takes. --total_token is not among them, because it takes several values itself.
-VARIABLE = tuple(
-    name for name in METHOD_OPTIONS
-    if name not in ("total_token", "drafter_path", "lantern")
-)  # fmt: skip
+# Options that --vary takes. --total_token takes several values itself.
+OTHERS = ("total_token", "drafter_path", "lantern")
+VARIABLE = (*LANTERN_VALUES, *(name for name in METHOD_OPTIONS if name not in OTHERS))
 
 
 def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
@@ -72,24 +68,27 @@ def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
     if name not in VARIABLE:
         raise ArgumentTypeError(f"{name!r} cannot be varied; choose one of {', '.join(VARIABLE)}")
     try:
-        parsed = [DecodingOptions.parse([f"--{name}", value]) for value in values.split(",")]
+        parser = Parser(DecodingOptions, "")
+        return name, tuple(parser.parse([f"--{name}", value])[name] for value in values.split(","))
     except UserError as error:
         raise ArgumentTypeError(str(error).partition(" (see")[0]) from None
-    return name, tuple(getattr(options, name) for options in parsed)
 
 
-@declare
+# Options that random weights do not read.
+OF_CHECKPOINTS = {item.name for group in (ModelOptions, PromptOptions) for item in fields(group)} - {
+    "model", "precision", "device", "batch_size", "num_images", "images_per_prompt", "random_seed", "config",
+    "debug",
+}  # fmt: skip
+
+
+@declare("what is measured")
 class BenchOptions(ModelOptions):
-    """what is measured
-
-    One run measures the AR baseline and every combination of --methods, --temperatures, --total_token,
-    --batch_size and --vary that differs from the others. --total_token and --batch_size take several values
-    here.
-    """
+    """The AR baseline and every combination of --methods, --temperatures, --total_token, --batch_size and
+    --vary that differs from the others."""
 
     methods: tuple[str, ...] = option(
         "; ".join(f"{spec.name}: {spec.about}" for spec in METHODS.values())
-        + f"; NAME{LANTERN_SUFFIX}: the method with --lantern",
+        + f"; NAME{LANTERN_SUFFIX}: the method with relaxed acceptance",
         PAPER,
         choices=all_names(),
         unit="METHOD",
@@ -97,13 +96,12 @@ class BenchOptions(ModelOptions):
     temperatures: tuple[float, ...] = option(
         "temperatures at which every method is measured", (0.0, 1.0), unit="T", least=0, most=100
     )
-    vary: tuple[tuple[str, tuple[Any, ...]], ...] | None = option(
+    vary: tuple[tuple[str, tuple[Any, ...]], ...] = option(
         "an option of LANTERN, trees, relaxed rivals or several rows at once, and the values to measure it "
-        "at, such as adt_beta=0.3,0.5; every method that reads the option takes them in turn; may be given "
-        "several times",
+        "at, such as adt_beta=0.3,0.5; every method that reads the option takes them in turn",
+        (),
         unit="KEY=A,B",
         read=_varied,
-        repeat=True,
     )
     controls: tuple[str, ...] = option(
         "also measure two bounds on the speed of every exact method, which give no image: accept-none "
@@ -120,6 +118,7 @@ class BenchOptions(ModelOptions):
         f"time a model of the published dimensions ({', '.join(PUBLISHED)}) with random weights on the "
         "rows in the middle of an image; no checkpoint is read",
         False,
+        reads={True: ("layers", "codes"), False: sorted(OF_CHECKPOINTS)},
     )
     codes: int | None = option(
         "codes of these rows with --random_weights; an image's own number or more: all of its rows (default: "
@@ -147,7 +146,7 @@ class BenchOptions(ModelOptions):
     )
 
 
-@declare
+@declare("run")
 class Options(
     BenchOptions,
     PromptOptions,
@@ -159,7 +158,7 @@ class Options(
     RowOptions,
     RunOptions,
 ):
-    """bench"""
+    """What is measured, on which prompts, and the options of the methods."""
 
     batch_size: tuple[int, ...] = (1,)
     total_token: tuple[int | str, ...] = ()
@@ -230,10 +229,9 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     """
     from eval.harness import Configuration
 
-    check_model(options)
     names = tuple(dict.fromkeys(("ar", *options.methods)))
     varied: dict[str, list[tuple[str, Any]]] = {}
-    for name, values in options.vary or ():
+    for name, values in options.vary:
         varied.setdefault(name, []).extend((name, value) for value in values)
     distinct: dict[tuple[Method, int], Configuration] = {}
     options_read: set[str] = set()
@@ -248,7 +246,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
             continue
         names_measured.add(name)
         method = method_from(method_options, RELAXED)
-        options_read |= {option for option in METHOD_OPTIONS if as_written(method_options, option)}
+        options_read |= {option for option in (*VARIABLE, *OTHERS) if as_written(method_options, option)}
         # The varied options that this method reads; tables show them.
         shown = tuple((key, value) for key, value in pairs if getattr(method_options, key) is not None)
         bounds = options.controls if method.exact and method.drafting and method.spec.verify else ()
@@ -269,7 +267,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     if options.controls and not any(isinstance(method.relaxed, Control) for method, _ in distinct):
         controls = as_written(options, "controls")
         raise UserError(f"{controls}: none of --methods is exact and drafts; leave it out")
-    written = {name: as_written(options, name) for name in METHOD_OPTIONS}
+    written = {name: as_written(options, name) for name in (*VARIABLE, *OTHERS)}
     for name, words in (written | {name: f"--vary {name}" for name in varied}).items():
         if words and name not in options_read:
             raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
@@ -285,26 +283,18 @@ def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingO
     plain, lantern = split_name(name)
     names = [item.name for item in fields(DecodingOptions) if hasattr(options, item.name)]
     shared = {key: getattr(options, key) for key in names} | {"batch_size": 1}
-    chosen = {"method": plain, "lantern": lantern or options.lantern}
+    chosen = {"method": plain, "lantern": lantern}
     method_options = DecodingOptions(**{**shared, **values, **chosen})
-    ignored = unread(method_options, METHODS[plain])
-    changes: dict[str, Any] = {key: False if key == "lantern" else None for key in ignored}
-    return replace(method_options, **changes)
+    ignored: dict[str, Any] = dict.fromkeys(unread_by(METHODS[plain], method_options))
+    return replace(method_options, **ignored)
 
 
 def check(options: Options) -> None:
-    """Raises UserError for --random_weights, --layers or --reference where the model or the other options do
-    not allow it, and for options that random weights do not read."""
-    if options.random_weights:
-        if options.model not in PUBLISHED:
-            models = ", ".join(PUBLISHED)
-            raise UserError(f"--random_weights with --model {options.model}: choose --model among {models}")
-        read = {"model", "precision", "device", "batch_size", "num_images", "seeds", "random_seed"}
-        read |= {"config", "debug"}
-        groups = {item.name for group in (ModelOptions, PromptOptions) for item in fields(group)}
-        refuse_unread(options, sorted(groups - read), "--random_weights does not read it")
-    else:
-        refuse_unread(options, ("layers", "codes"), "it needs --random_weights")
+    """Raises UserError for --random_weights or --reference where the model or the other options do not allow
+    it."""
+    if options.random_weights and options.model not in PUBLISHED:
+        models = ", ".join(PUBLISHED)
+        raise UserError(f"--random_weights with --model {options.model}: choose --model among {models}")
     if options.reference is None:
         return
     reference = f"--reference {options.reference}"
@@ -339,7 +329,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
     codes = options.codes or RANDOM_CODES
     model, before = middle_of_image(options.model, precision, device, options.layers, codes)
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
-    return Pipeline(replace(model, **graphs)), repeated(prompts, options.seeds)
+    return Pipeline(replace(model, **graphs)), repeated(prompts, options.images_per_prompt)
 
 
 def prepare(

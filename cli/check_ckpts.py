@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from adt_tree.errors import UserError
-from cli.options import CheckpointOptions, check_model, refuse_unread
-from cli.parser import as_written, declare, positional
+from cli.options import DrafterOptions, FileOptions
+from cli.parser import declare, positional, refuse
 from models.checkpoint.files import json_text
 from models.registry import SPECS
 
 
-@declare
-class Options(CheckpointOptions):
-    """check_ckpts"""
+@declare("models")
+class Options(FileOptions, DrafterOptions):
+    """Which models are checked, and where their files are."""
 
     names: tuple[str, ...] = positional(
-        f"models, among {', '.join(SPECS)} (default: that of --model)", "NAME"
+        "models",
+        "NAME",
+        ("emoji",),
+        choices=tuple(SPECS),
+        reads={name: spec.options for name, spec in SPECS.items()},
     )
 
 
 def run(options: Options) -> None:
     """Prints a line for each part of each model and for each fault, and at the end one JSON document. Raises
     UserError if there are faults."""
-    if options.names:
-        refuse_unread(options, ("model",), f"{' '.join(options.names)} is checked instead")
-    names = options.names or (options.model,)
-    paths = [path for name in ("model_path", "drafter_path") if (path := as_written(options, name))]
-    if paths and len(names) > 1:
-        raise UserError(f"{paths[0]}: it belongs to one model; check one NAME at a time")
-    for name in names:
-        check_model(replace(options, model=name))
+    if len(options.names) > 1:
+        for name in (*FileOptions.__annotations__, *DrafterOptions.__annotations__):
+            refuse(options, name, "it belongs to one model; check one NAME at a time")
     from cli.inspection import inspect
     from cli.model_from_options import load_options
 
     models = {}
-    for name in names:
+    for name in options.names:
         parts = inspect(name, load_options(options))
         models[name] = [asdict(part) for part in parts]
         for part in parts:
@@ -47,5 +46,5 @@ def run(options: Options) -> None:
     print(json_text({"ok": not faults, "faults": faults, "models": models}))
     if faults:
         raise UserError(
-            f"check_ckpts {' '.join(names)}: {faults} faults, printed above; fetch those files again"
+            f"check_ckpts {' '.join(options.names)}: {faults} faults, printed above; fetch those files again"
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 
 from adt_tree.errors import UserError
-from cli.options import ModelOptions, check_model, check_pixels
+from cli.options import ModelOptions, check_pixels
 from cli.parser import declare, option
 
 
-@declare
+@declare("page")
 class Options(ModelOptions):
-    """page"""
+    """The model, and the address of the page."""
 
     port: int = option("port of the page; 0: the first free one from 7860 on", 7860, least=0, most=65535)
     host: str = option(
@@ -25,7 +25,6 @@ class Options(ModelOptions):
 
 def run(options: Options) -> None:
     """Serves the page until it is interrupted. Raises UserError without gradio, or if the port is taken."""
-    check_model(options)
     check_pixels(options, "the page")
     if options.batch_size != 1:
         raise UserError(f"--batch_size {options.batch_size}: the page decodes one image at a time")

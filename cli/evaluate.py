@@ -6,14 +6,14 @@ The published commands eval_fid_clip, eval_prec_recall and eval_hpsv2 are this o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, make_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
-from cli.options import DEVICES, image_count, refuse_unread
+from cli.options import DEVICES, image_count
 from cli.parser import Options as Base
-from cli.parser import declare, option
+from cli.parser import declare, option, refuse
 from eval.metrics.metric_weights import (
     AESTHETIC,
     AESTHETIC_CLIP,
@@ -46,9 +46,9 @@ CAPTION_PREFIX = "A photo depicts "  # stands before every caption, as in the pu
 Scores = dict[str, float]
 
 
-@declare
+@declare("evaluate", {"image_path": "fake_dir", "prompt_path": "caption_path"})
 class Options(Base):
-    """evaluate"""
+    """The images, what they are compared with, and by which metrics."""
 
     metrics: tuple[str, ...] = option(
         "clip, hps: agreement with the prompts; fid, kid, precision_recall: likeness to real images; is; "
@@ -56,11 +56,13 @@ class Options(Base):
         "download and is not FID",
         (),
         choices=tuple(READS),
+        reads=READS,
     )
     fake_dir: str | None = option(
         "a run's folder, or a folder of images; --image_path says the same (precision_recall without it only "
         "writes --fname_precalc)",
         unit="DIR",
+        reads={True: ("how_many", "k", "scores")},
     )
     ref_dir: str | None = option(
         "folder of real images, searched at any depth; fid, kid, precision_recall and effnet_fd need it",
@@ -76,7 +78,12 @@ class Options(Base):
         read=image_count,
     )
     ref_how_many: int = option("number of real images; -1: all", -1, unit="N", read=image_count)
-    num_samples: int | None = option("--how_many and --ref_how_many at once", unit="N", read=image_count)
+    num_samples: int | None = option(
+        "--how_many and --ref_how_many at once",
+        unit="N",
+        read=image_count,
+        reads={False: ("how_many", "ref_how_many")},
+    )
     eval_res: int = option(
         "side to which images are resized for clip, fid, kid and is", 256, unit="PIXELS", least=8
     )
@@ -100,6 +107,7 @@ class Options(Base):
         "clip: folder or hub id of the CLIP model in open_clip's layout (default: "
         f"{', '.join(f'{name} {place}' for name, place in CLIPS.items())})",
         unit="PLACE",
+        reads={False: ("clip_model4eval",)},
     )
     hps_path: str = option(f"weights of HPS: {ANY_SOURCE}", HPS, unit="PLACE")
     inception_path: str = option(f"weights of Inception: {ANY_SOURCE}", INCEPTION, unit="PLACE")
@@ -114,13 +122,11 @@ class Options(Base):
         "file to which scores are appended (default: scores.jsonl beside the images)", unit="FILE"
     )
 
-    ALIASES: ClassVar[dict[str, str]] = {"image_path": "fake_dir", "prompt_path": "caption_path"}
-
 
 def with_defaults(defaults: dict[str, Any]) -> type[Options]:
     """Returns the options with other defaults."""
-    fields = [(name, Options.__annotations__[name], default) for name, default in defaults.items()]
-    return make_dataclass("Options", fields, bases=(Options,), frozen=True, kw_only=True)
+    hints = {name: Options.__annotations__[name] for name in defaults}
+    return declare("evaluate")(type("Options", (Options,), {**defaults, "__annotations__": hints}))
 
 
 ALIASES = {  # another name of the command -> its options
@@ -134,7 +140,6 @@ ALIASES = {  # another name of the command -> its options
 def run(options: Options) -> None:
     """Prints the scores and appends them to the file --scores."""
     if options.num_samples is not None:
-        refuse_unread(options, ("how_many", "ref_how_many"), "--num_samples sets it")
         options = replace(options, how_many=options.num_samples, ref_how_many=options.num_samples)
     check(options)
     from eval.metrics.scores import record_scores, scores_path
@@ -152,22 +157,14 @@ def run(options: Options) -> None:
 
 
 def check(options: Options) -> None:
-    """Raises UserError for an option that none of the metrics reads, and for one that they lack."""
+    """Raises UserError for an option that the metrics lack."""
     if not options.metrics:
         raise UserError(f"--metrics: choose one or more of {', '.join(READS)}")
-    names = " ".join(options.metrics)
-    read = {name for metric in options.metrics for name in READS[metric]}
-    unread = {name for reads in READS.values() for name in reads} - read
-    refuse_unread(options, sorted(unread), f"--metrics {names}: no metric reads it")
-    if options.clip_path is not None:
-        refuse_unread(options, ("clip_model4eval",), "--clip_path names the model")
     precalculated = options.metrics == ("precision_recall",) and options.fname_precalc
-    if options.fake_dir is None:
-        if not precalculated:
-            raise UserError("--fake_dir: give the folder of images to score")
-        refuse_unread(options, ("how_many", "k", "scores"), "there is no --fake_dir")
+    if options.fake_dir is None and not precalculated:
+        raise UserError("--fake_dir: give the folder of images to score")
     if precalculated and Path(precalculated).exists():
-        refuse_unread(options, ("ref_dir",), f"--fname_precalc {precalculated} has the features already")
+        refuse(options, "ref_dir", f"--fname_precalc {precalculated} has the features already")
     elif options.ref_dir is None:
         for name in options.metrics:
             if "ref_dir" in READS[name]:

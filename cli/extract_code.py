@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
-from cli.options import ModelOptions, ShardOptions, check_guided, check_model
+from cli.options import ShardOptions, TargetOptions, check_guided
 from cli.parser import declare, option
 from models.checkpoint.files import json_text, read_text, reading
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 SHUFFLE_SEED = 42
 
 
-@declare
-class Options(ModelOptions, ShardOptions):
-    """data"""
+@declare("data")
+class Options(TargetOptions, ShardOptions):
+    """The model, and the pictures that it encodes."""
 
     data_path: str = option(
         "folder of pictures X.jpg, .jpeg, .png or .webp with captions X.txt, searched at any depth",
@@ -38,7 +38,7 @@ class Options(ModelOptions, ShardOptions):
     num_samples: int = option(
         "largest number of pictures; if there are more, a random subset", 1_000_000, unit="N", least=1
     )
-    batch_size: int = 16
+    batch_size: int = option("pictures that are encoded at once", 16, unit="IMAGES", least=1)
     output_dir: str = "data/extracted_code"
 
 
@@ -119,7 +119,6 @@ def encode(model: Model, pictures: list[Tensor]) -> list[list[int]]:
 
 def run(options: Options) -> None:
     """Encodes every picture that --output_dir lacks. The last line printed is one JSON document."""
-    check_model(options)
     if options.features:
         check_guided(options, "--features")
     root, batch = Path(options.data_path), options.batch_size
@@ -134,7 +133,7 @@ def run(options: Options) -> None:
     from training.shards import StoredImage, origin, shard_writer
     from training.teacher import features
 
-    model = load_without_drafter(options, "attention").model
+    model = load_without_drafter(options).model
     grid, config = model.grid.image, model.codec.config
     if config is None:
         raise UserError(f"extract_code encodes pixels, and {model.codec.missing}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.options import ModelOptions
+from cli.options import TargetOptions
 from cli.parser import declare, option
 
 
-@declare
-class Options(ModelOptions):
-    """run"""
+@declare("run")
+class Options(TargetOptions):
+    """The model, and where its table goes."""
 
     save_path: str | None = option(
         "folder of the table (default: ckpts/MODEL/vq_distances, where --lantern looks)", unit="DIR"
@@ -28,7 +28,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import load_without_drafter
     from models.checkpoint.files import json_text, replacing
 
-    model = load_without_drafter(options, "attention", "batch_size").model
+    model = load_without_drafter(options).model
     codes = model.num_codes
     folder = Path(options.save_path) if options.save_path else model.tables[-1]
     folder.mkdir(parents=True, exist_ok=True)

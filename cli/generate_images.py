@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import UserError
 from adt_tree.method import Method
 from cli.method_options import DecodingOptions, method_from
-from cli.options import PromptOptions, RunOptions, refuse_unread
-from cli.parser import declare, option, with_flags
+from cli.options import PromptOptions, RunOptions
+from cli.parser import declare, option, refuse, with_flags
 from models.checkpoint.files import json_text
 from storage.prompts import (
     DEFAULT_END,
@@ -39,9 +39,9 @@ MEANS = {name: name for name in ("target_calls", "drafter_calls", "mean_depth", 
 MEANS |= {"latency_s": "latency"}
 
 
-@declare
+@declare("maps")
 class Options(DecodingOptions, PromptOptions, RunOptions):
-    """maps"""
+    """The method, the prompts, and what is stored."""
 
     heatmaps: int = option("number of first images that get a map of their trees", 4, unit="IMAGES", least=0)
     record: int = option(
@@ -59,9 +59,9 @@ def run(options: Options) -> None:
     maps = method.drafting and method.raster_order
     if options.heatmaps and not maps:
         reason = "decodes several rows at once" if not method.raster_order else "drafts no trees"
-        refuse_unread(options, ("heatmaps",), f"method {method.name} {reason}")
+        refuse(options, "heatmaps", f"method {method.name} {reason}")
     if options.record and not method.raster_order:
-        refuse_unread(options, ("record",), "a race shows images that grow in raster order")
+        refuse(options, "record", "a race shows images that grow in raster order")
     from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
     from models.checkpoint.files import write_json
     from storage.ownership import owned
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
     method, model = with_checkpoint_sampling(options, method, pipe), pipe.model
     why_no_pixels = model.missing_for_pixels
     if options.heatmaps and why_no_pixels:
-        refuse_unread(options, ("heatmaps",), "there are no pixels for maps")
+        refuse(options, "heatmaps", "there are no pixels for maps")
     if options.record and model.codec.missing:
         raise UserError(f"--record {options.record}: a race shows pixels, and {model.codec.missing}")
     root, facts = Path(options.output_dir), fingerprint(options, method, model)

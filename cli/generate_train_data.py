@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import ClassVar
 
 from adt_tree.method import Method
 from cli.options import (
-    ModelOptions,
+    DecoderOptions,
     PromptOptions,
     SamplingOptions,
     ShardOptions,
     check_guided,
-    check_model,
     sampling_of,
 )
 from cli.parser import declare
@@ -25,18 +23,16 @@ from models.registry import SPECS
 from storage.prompts import DRAFTER_FILE, PromptSettings, load_prompts, make_requests
 
 
-@declare
-class Options(ModelOptions, PromptOptions, SamplingOptions, ShardOptions):
-    """run"""
+@declare("run", {"data_path": "prompt", "num_samples": "num_images"})
+class Options(DecoderOptions, PromptOptions, SamplingOptions, ShardOptions):
+    """The model, the prompts, and the data that they make."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"data_path": "prompt", "num_samples": "num_images"}
     batch_size: int = 16
     num_images: int = -1
 
 
 def run(options: Options) -> None:
     """Generates every image that the folder does not hold yet. The last line printed is one JSON document."""
-    check_model(options)
     if options.features:
         check_guided(options, "--features")
     sampling_of(options, SPECS[options.model])  # refuses bad numbers before weights are read

@@ -22,7 +22,7 @@ def _readers(reads: str) -> str:
     return ", ".join(name for name, parts in SOURCES.items() if any(getattr(part, reads) for part in parts))
 
 
-@declare
+@declare("checkpoints")
 class Options(Base):
     """get_ckpts"""
 

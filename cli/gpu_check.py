@@ -18,15 +18,16 @@ from models.registry import PUBLISHED
 PARTS = ("tests", "emoji", *PUBLISHED)
 
 
-@declare
+@declare("parts")
 class Options(Base):
-    """gpu_check"""
+    """Which parts are measured."""
 
     parts: tuple[str, ...] = positional(
         "tests: the tests marked gpu; emoji: images of the embedded model, compared with the AR baseline's; "
         f"{', '.join(PUBLISHED)}: a model of the published dimensions with random weights, with and "
         "without CUDA graphs, and compiled (default: all parts)",
         "PART",
+        choices=PARTS,
     )
     minutes: float = option(
         "time limit of each process; an interrupted measurement goes on when the command is run again",
@@ -40,9 +41,6 @@ class Options(Base):
 def run(options: Options) -> None:
     """Prints a table and what is wrong; the last line is one JSON document. Ends with status 1 if anything is
     wrong: a failed test, other codes in fp32, too much memory, or a part that did not run."""
-    for part in options.parts:
-        if part not in PARTS:
-            raise UserError(f"gpu_check {part}: unknown part; choose from {', '.join(PARTS)}")
     refuse_without_gpu(options.device)
     from eval import gpu_check
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from adt_tree.errors import UserError
 from cli.parser import Options as Base
 from cli.parser import declare, option, positional
 from eval.tables import markdown
@@ -11,11 +10,11 @@ from models.family import DTYPE_NAMES
 from models.registry import PUBLISHED
 
 
-@declare
+@declare("memory")
 class Options(Base):
-    """memory"""
+    """Which models, and what for."""
 
-    names: tuple[str, ...] = positional(f"models, among {', '.join(PUBLISHED)} (default: all)", "NAME")
+    names: tuple[str, ...] = positional("models (default: all)", "NAME", choices=PUBLISHED)
     precision: str = option(
         "type of weights and caches (a CPU that multiplies bf16 weights keeps fp32 caches beside them)",
         "bf16",
@@ -37,9 +36,6 @@ def run(options: Options) -> None:
     """Prints a table in GB; the last line printed is one JSON document in bytes."""
     from models.footprint import parts, published_dimensions
 
-    for name in options.names:
-        if name not in PUBLISHED:
-            raise UserError(f"memory {name}: unknown model; choose from {', '.join(PUBLISHED)}")
     sizes = options.precision, options.batch_size, options.total_token, options.image_tokens
     by_model = {name: parts(published_dimensions(name, *sizes)) for name in options.names or PUBLISHED}
     print(table(by_model))

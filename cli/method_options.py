@@ -9,19 +9,26 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
 from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.settings import Lantern
 from adt_tree.static_trees import STATIC_TREES, StaticTree
-from cli.options import ModelOptions, RivalOptions, SamplingOptions, check_model, sampling_of
-from cli.parser import Options, as_written, declare, option
-from cli.relaxed import PUBLISHED_LANTERN, LanternOptions, RowOptions, readers
+from cli.options import ModelOptions, RivalOptions, SamplingOptions, sampling_of
+from cli.parser import Options, as_written, declare, option, refuse, unread
+from cli.relaxed import PUBLISHED_LANTERN, LanternOptions, LanternSwitch, RowOptions, readers
 from models.registry import SPECS
 
+# Options that some method does not read.
+METHOD_OPTIONS = tuple(dict.fromkeys(name for spec in METHODS.values() for name in sorted(spec.options)))
+FLAGS = ("model_type", "peanut", "static_tree", "eagle_version")  # the released code has no --method
+BY_TREES = {  # kind of trees -> the method that drafts by the drafter network, and the one that does without
+    TreeShape: ("eagle-2", "self-draft"),
+    StaticTree: ("eagle-1", "eagle-1"),
+    AdaptiveTree: ("adt-tree", "adt-self-draft"),
+}
 AUTO = "auto"  # value of --total_token: the size of trees is chosen while decoding
 
 
@@ -74,49 +81,39 @@ def _nodes(text: str) -> int | str:
     return int(text)
 
 
-@declare
+@declare("method")
 class MethodOptions(Options):
-    """method"""
+    """A method, by its name or by the published flags."""
 
     method: str | None = option(
         "; ".join(f"{spec.name}: {spec.about}" for spec in METHODS.values())
-        + " (default: the one that the published flags below mean; without any: "
+        + " (default: the one that the published flags mean; without any: "
         + _grouped({name: spec.method for name, spec in SPECS.items()}, "with")
         + ")",
         choices=tuple(METHODS),
         unit="NAME",
+        reads={False: FLAGS + METHOD_OPTIONS, **{name: spec.options for name, spec in METHODS.items()}},
     )
-
-
-@declare
-class PublishedOptions(Options):
-    """published flags of the method
-
-    The released code selects a method by these flags and has no --method. A flag that contradicts --method is
-    refused.
-    """
 
     model_type: str | None = option(
-        "base: --method ar; eagle: any other method (default: eagle)", choices=("eagle", "base")
+        "base: method ar; eagle: a method that drafts (default: eagle)",
+        choices=("eagle", "base"),
+        reads={False: FLAGS[1:], "eagle": FLAGS[1:]},
     )
-    drafter_type: str | None = option(
-        "source of the drafts; eagle: the drafter network; none: no drafts (method ar); another name: the "
-        "method of that name (default: eagle with --static_tree, --eagle_version, --verify rejection or "
-        "--drafter_path, else that of the model's default method)",
-        choices=tuple(dict.fromkeys(spec.drafter for spec in METHODS.values())),
+    peanut: bool = option(
+        f"ADT-Tree: adaptive trees ({_with_trees(AdaptiveTree)})", False, reads={False: ("static_tree",)}
     )
-    peanut: bool = option(f"ADT-Tree: adaptive trees ({_with_trees(AdaptiveTree)})", False)
-    static_tree: bool = option(f"EAGLE-1: a static tree ({_with_trees(StaticTree)})", False)
+    static_tree: bool = option("EAGLE-1: a static tree", False)
     eagle_version: int | None = option(
-        "lumina_mgpt: 1 means static trees, any other number dynamic ones (default: dynamic)", unit="N"
+        "lumina_mgpt: 1 means static trees, any other number dynamic ones (default: dynamic)",
+        unit="N",
     )
 
 
-@declare
+@declare("draft trees", {"drafter_top_k": "draft_top_k"})
 class TreeOptions(Options):
-    """draft trees"""
+    """Draft trees, and how they are verified."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"drafter_top_k": "draft_top_k"}
     total_token: int | str | None = option(
         "nodes of a dynamic tree, root included; 1: no drafts, which is plain decoding; "
         f"{AUTO}, only for {', '.join(name for name, spec in METHODS.items() if spec.auto)}: the size that "
@@ -154,6 +151,7 @@ class TreeOptions(Options):
         "coupled: the AR baseline's image; rejection: the published rules, read by "
         f"{readers('rules')} (default: coupled)",
         choices=VERIFY,
+        reads={"rejection": ("rules",)},
     )
     rules: str | None = option(
         "arithmetic of --verify rejection; reference: as in the released code; fixed: without its errors "
@@ -168,9 +166,9 @@ def _adaptive(name: str, text: str, unit: str) -> Any:
     return option(f"{text} (default: {defaults})", unit=unit)
 
 
-@declare
+@declare(f"adaptive trees ({_with_trees(AdaptiveTree)})")
 class AdaptOptions(Options):
-    __doc__ = f"adaptive trees ({_with_trees(AdaptiveTree)})"
+    """Adaptive trees."""
 
     adt_init: str | None = option(
         "decoded cell whose state a tree starts from; horizontal: the left neighbour; vertical: the one "
@@ -188,29 +186,19 @@ class AdaptOptions(Options):
     adt_width_start: int | None = _adaptive("width_start", "width of the first tree", "NODES")
 
 
-@declare
+@declare("decoding")
 class DecodingOptions(
     ModelOptions,
     SamplingOptions,
     MethodOptions,
-    PublishedOptions,
     LanternOptions,
+    LanternSwitch,
     TreeOptions,
     AdaptOptions,
     RivalOptions,
     RowOptions,
 ):
-    """decoding"""
-
-
-# Options that some method does not read, in the order in which refusals name them.
-LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
-METHOD_OPTIONS = tuple(
-    dict.fromkeys(
-        ["drafter_path", "lantern", *LANTERN_VALUES]
-        + [name for spec in METHODS.values() for name in sorted(spec.options)]
-    )
-)
+    """Everything that decides an image, except for its prompt and seed."""
 
 
 def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) -> Method:
@@ -218,10 +206,9 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
 
     Raises UserError for options that contradict one another, and for an option that the method does not read.
     """
-    check_model(options)
-    spec = selected(options)
-    for name, reason in unread(options, spec).items():
-        raise UserError(f"{as_written(options, name)}: {reason}")
+    spec = METHODS[selected(options)]
+    for name, reason in unread_by(spec, options).items():
+        refuse(options, name, reason)
     values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     return Method(
@@ -246,70 +233,42 @@ def relaxed_rule(options: DecodingOptions, spec: MethodSpec) -> Relaxed | None:
     return replace(spec.relaxed, **changes) if changes else spec.usual_relaxed
 
 
-def selected(options: DecodingOptions) -> MethodSpec:
-    """Returns the method that --method and the published flags select together.
-
-    Each given flag excludes the methods that do not agree with it. Of the methods left, the result is the
-    model's default method if it is among them, else one with the same source of drafts if there is one, and
-    of those one whose trees have a fixed shape.
-    Raises UserError for a flag that excludes all methods that the flags before it left.
-    """
-    admits: dict[str, Callable[[MethodSpec], bool]] = {
-        "method": lambda spec: spec.name == options.method,
-        "model_type": lambda spec: (options.model_type == "base") == (spec.module is None),
-        "drafter_type": lambda spec: spec.drafter == options.drafter_type,
-        "static_tree": lambda spec: spec.tree_type is StaticTree,
-        "eagle_version": lambda spec: (
-            spec.network and (options.eagle_version == 1) == (spec.tree_type is StaticTree)
-        ),
-        "peanut": lambda spec: spec.tree_type is AdaptiveTree,
-    }
-    if options.method is None:  # otherwise unread() tells whether the method reads these
-        admits["drafter_path"] = lambda spec: spec.network
-        admits["verify"] = lambda spec: options.verify != "rejection" or options.verify in spec.verify
-    left = list(METHODS.values())
-    for name, agrees in admits.items():
-        written = as_written(options, name)
-        if written is None:
-            continue
-        if not any(agrees(spec) for spec in left):
-            meant = ", ".join(spec.name for spec in METHODS.values() if agrees(spec))
-            others = ", ".join(spec.name for spec in left)
-            raise UserError(f"{written}: it selects {meant}, but other options select {others}; choose one")
-        left = [spec for spec in left if agrees(spec)]
-    usual = METHODS[SPECS[options.model].method]
-    return min(
-        left, key=lambda spec: (spec != usual, spec.drafter != usual.drafter, spec.tree_type is not TreeShape)
-    )
+def selected(options: DecodingOptions) -> str:
+    """Returns the method that --method, or else the published flags, select."""
+    if options.method is not None:
+        return options.method
+    if options.model_type == "base":
+        return "ar"
+    version = options.eagle_version
+    if version == 1:
+        refuse(options, "peanut", "--eagle_version 1 means static trees")
+    elif version is not None:
+        refuse(options, "static_tree", f"--eagle_version {version} means dynamic trees")
+    static = options.static_tree or version == 1
+    kind = AdaptiveTree if options.peanut else StaticTree if static else TreeShape
+    network = options.drafter_path or options.verify == "rejection" or version is not None
+    return BY_TREES[kind][0 if network or METHODS[SPECS[options.model].method].network else 1]
 
 
-def unread(options: DecodingOptions, spec: MethodSpec) -> dict[str, str]:
-    """Returns the given options that would change nothing under the method, each with the reason."""
-    reasons: dict[str, str] = {}
-    greedy = sampling_of(options, SPECS[options.model]).greedy
-    for name in METHOD_OPTIONS:
-        if as_written(options, name) is None:
-            continue
-        if name in LANTERN_VALUES:
-            if not options.lantern:
-                reasons[name] = "it needs --lantern"
-        elif name not in spec.options:
-            reasons[name] = f"method {spec.name} does not read it; leave it out, or choose {readers(name)}"
-        elif name in ("depth", "draft_top_k") and options.total_token in (AUTO, 1):
-            reasons[name] = (
-                f"--total_token {options.total_token} sets the whole shape; give another number of nodes"
-            )
-        elif name == "rules" and (options.verify != "rejection" or greedy):
-            reasons[name] = "it is read with --verify rejection at temperatures above 0"
-        elif not takes(spec, name, getattr(options, name)):
+def unread_by(spec: MethodSpec, options: DecodingOptions) -> dict[str, str]:
+    """Returns the given options that would change nothing under a method, each with the reason."""
+    flags: dict[str, Any] = {name: DecodingOptions.__dataclass_fields__[name].default for name in FLAGS}
+    reasons = unread(replace(options, **flags, method=spec.name))
+    if options.total_token in (AUTO, 1):
+        shape = f"--total_token {options.total_token} sets the whole shape"
+        reasons = dict.fromkeys(("depth", "draft_top_k"), shape) | reasons
+    if sampling_of(options, SPECS[options.model]).greedy:
+        reasons["rules"] = "it belongs to temperatures above 0"
+    for name in ("verify", "seed_cells"):
+        if not takes(spec, name, getattr(options, name)):
             reasons[name] = f"method {spec.name} takes {' or '.join(getattr(spec, name))}"
-    return reasons
+    return {name: reason for name, reason in reasons.items() if as_written(options, name)}
 
 
 def takes(spec: MethodSpec, name: str, value: Any) -> bool:
     """Tells whether a method takes this value of an option, or does not read the option."""
-    allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(name, (value,))
-    return name not in spec.options or value in allowed
+    allowed = {"verify": spec.verify, "seed_cells": spec.seed_cells}.get(name, ())
+    return value is None or not allowed or value in allowed
 
 
 def tree_of(options: DecodingOptions, spec: MethodSpec) -> TreeSettings | None:

@@ -12,14 +12,13 @@ from adt_tree.errors import UserError, as_seed
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from cli.options import (
-    CheckpointOptions,
+    FileOptions,
     FilterOptions,
     GraphOptions,
     ModelOptions,
     PromptOptions,
     SamplingOptions,
-    check_model,
-    refuse_unread,
+    TargetOptions,
     sampling_defaults,
     sampling_of,
 )
@@ -55,7 +54,7 @@ def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipel
     return replace(method, sampling=sampling)
 
 
-def check_graphs(options: ModelOptions, device: str) -> dict[str, Any]:
+def check_graphs(options: TargetOptions, device: str) -> dict[str, Any]:
     """Returns the fields of Model for CUDA graphs and compiled functions, which not every command offers.
     Raises UserError for graphs on a CPU, or compiled functions without graphs."""
     if not isinstance(options, GraphOptions):
@@ -66,13 +65,13 @@ def check_graphs(options: ModelOptions, device: str) -> dict[str, Any]:
     return {"graphs": graphs, "compiled": options.compile}
 
 
-def load_options(options: CheckpointOptions, need_drafter: bool | None = False) -> LoadOptions:
+def load_options(options: FileOptions, need_drafter: bool | None = False) -> LoadOptions:
     """Returns the options of loading; those that a command does not offer keep their defaults."""
     values = {name: value for name, value in asdict(options).items() if name in LOAD_FIELDS}
     return LoadOptions(**values, need_drafter=need_drafter)
 
 
-def load(options: ModelOptions, need_drafter: bool | None, more_prompts: bool = False) -> Pipeline:
+def load(options: TargetOptions, need_drafter: bool | None, more_prompts: bool = False) -> Pipeline:
     """Returns the model that the options name, ready to decode.
 
     more_prompts: the text encoder stays in memory, because prompts will follow the first images. Raises
@@ -90,11 +89,9 @@ def load(options: ModelOptions, need_drafter: bool | None, more_prompts: bool = 
     return Pipeline(replace(model, **graphs))
 
 
-def load_without_drafter(options: ModelOptions, *unread: str) -> Pipeline:
-    """Returns the model for a command that uses no drafter. unread: further options that it does not read."""
+def load_without_drafter(options: TargetOptions) -> Pipeline:
+    """Returns the model for a command that uses no drafter and runs in one process."""
     refuse_several()
-    check_model(options)
-    refuse_unread(options, ("drafter_path", *unread), "this command does not read it")
     return load(options, need_drafter=False)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable
 
 from adt_tree.errors import UserError
 from adt_tree.settings import Sampling
-from cli.parser import Options, as_written, declare, option
+from cli.parser import Options, declare, option
 from lab.settings import Annealing, Groups, Runs
 from models.family import PRECISIONS, TOP_K, ModelFamily
-from models.registry import SPECS, spec_of
+from models.registry import SPECS
 from storage.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -53,23 +51,25 @@ def sampling_defaults(spec: ModelFamily) -> dict[str, float]:
 
 
 def sampling_of(options: Options, spec: ModelFamily) -> Sampling:
-    """Returns the distribution that the options ask for. A value that they leave out is the model's own."""
+    """Returns the distribution that the options ask for. A value that they leave out is the model's own.
+
+    Raises UserError for guidance of a model without an unconditional branch."""
     given = {name: getattr(options, name, None) for name in sampling_defaults(spec)}
+    if spec.guidance == 1 and given["cfg"] not in (None, 1):
+        raise UserError(f"--cfg {given['cfg']:g}: {spec.name} has no unconditional branch; give 1")
     values = sampling_defaults(spec) | {name: value for name, value in given.items() if value is not None}
     return Sampling(values["temperature"], int(values["top_k"]), values["top_p"], values["cfg"])
 
 
-@declare
-class CheckpointOptions(Options):
-    """model"""
+@declare("model")
+class FileOptions(Options):
+    """Where the files of a model are, and the size of its images."""
 
-    model: str = option(
-        "; ".join(f"{name}: {spec.about}" for name, spec in SPECS.items()), "emoji", unit="NAME"
-    )
     model_path: str | None = option(
         "the model's checkpoint: a folder, LlamaGen's .pt file, or a hub id OWNER/NAME, which is fetched "
         "once into the hub's cache, HF_HOME (default: the one that --model names)",
         unit="PATH",
+        reads={True: ("revision",)},
     )
     revision: str | None = option(
         "branch, tag or commit of a hub id; OWNER/NAME@REV says the same (default: the repository's default "
@@ -99,9 +99,6 @@ class CheckpointOptions(Options):
         "where --vq_path is looked for)",
         unit="PATH",
     )
-    drafter_path: str | None = option(
-        "the drafter's checkpoint, a folder or a hub id (default: the one that --model names)", unit="PATH"
-    )
     target_size: int | None = option(
         "side of the image; lumina_mgpt: a multiple of 32 such as 512, 768 or 1024 (default: 768); emu3: "
         "side of a square (default: 720); simplear: a multiple of 16 such as 512 (default: 1024); LlamaGen's "
@@ -122,9 +119,27 @@ class CheckpointOptions(Options):
     )
 
 
-@declare
-class ModelOptions(CheckpointOptions):
-    """loading"""
+@declare("model")
+class FamilyOptions(Options):
+    """The family of a model."""
+
+    model: str = option(
+        "; ".join(f"{name}: {spec.about}" for name, spec in SPECS.items()),
+        "emoji",
+        choices=tuple(SPECS),
+        unit="NAME",
+        reads={name: spec.options for name, spec in SPECS.items()},
+    )
+
+
+@declare("model")
+class CheckpointOptions(FileOptions, FamilyOptions):
+    """The family of a model, and where its files are."""
+
+
+@declare("loading")
+class TargetOptions(CheckpointOptions):
+    """A model that is loaded without a drafter."""
 
     precision: str = option(
         "type of weights and activations; probabilities are always fp32. auto: bf16 if the device multiplies "
@@ -133,6 +148,12 @@ class ModelOptions(CheckpointOptions):
         choices=PRECISIONS,
     )
     device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+
+
+@declare("loading")
+class DecoderOptions(TargetOptions):
+    """A model that generates images without a drafter."""
+
     attention: str = option(
         "sdpa: torch's own; flash: flash-attn, installed separately, for prompts and the AR baseline on cuda "
         "in fp16 or bf16 (draft trees need a mask, which it does not take)",
@@ -142,12 +163,23 @@ class ModelOptions(CheckpointOptions):
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", least=1)
 
 
-@declare
-class PromptOptions(Options):
-    """prompts
+@declare("loading")
+class DrafterOptions(Options):
+    """A drafter network."""
 
-    Rows are selected in this order: --slice, --num_images, --start_idx and --end_idx.
-    """
+    drafter_path: str | None = option(
+        "the drafter's checkpoint, a folder or a hub id (default: the one that --model names)", unit="PATH"
+    )
+
+
+@declare("loading")
+class ModelOptions(DecoderOptions, DrafterOptions):
+    """A model that generates images, with or without its drafter."""
+
+
+@declare("prompts", {"seeds": "images_per_prompt"})
+class PromptOptions(Options):
+    """The prompts of a run."""
 
     prompt: str | None = option(
         "a text, repeated --num_images times with different seeds; a .txt file, one prompt per line; a .tsv, "
@@ -174,7 +206,7 @@ class PromptOptions(Options):
         unit="N",
         read=image_count,
     )
-    seeds: int = option(
+    images_per_prompt: int = option(
         "images of every prompt, each with its own seed: NAME, NAME.1, ...; GenEval and DPG-Bench ask for 4",
         1,
         unit="IMAGES",
@@ -182,7 +214,10 @@ class PromptOptions(Options):
         most=10_000,
     )
     slice: str | None = option(
-        "rows of the list from START up to END, exclusive (default: all)", unit="START-END", read=_window
+        "rows of the list from START up to END, exclusive; taken before --num_images, and this before "
+        "--start_idx and --end_idx (default: all)",
+        unit="START-END",
+        read=_window,
     )
     start_idx: int = option("first row of the selected prompts", 0, unit="ROW", least=0)
     end_idx: int | None = option(
@@ -201,9 +236,9 @@ class PromptOptions(Options):
     )
 
 
-@declare
+@declare("sampling")
 class FilterOptions(Options):
-    """sampling"""
+    """The distribution of a code, without its temperature."""
 
     top_k: int | None = option(
         "sample among this many most probable codes; 0: all "
@@ -223,16 +258,16 @@ class FilterOptions(Options):
         most=100,
     )
     cfg_mode: str | None = option(
-        "lumina_mgpt: sequential and parallel mean the same here, because both guidance rows share a pass; "
-        "other models refuse sequential (default: parallel)",
+        "lumina_mgpt: sequential and parallel mean the same here, because both guidance rows share a pass "
+        "(default: parallel)",
         choices=("sequential", "parallel"),
         unit="MODE",
     )
 
 
-@declare
+@declare("sampling")
 class SamplingOptions(FilterOptions):
-    """sampling"""
+    """The distribution of a code."""
 
     temperature: float | None = option(
         "temperature of the softmax; 0 (up to 1e-5): greedy (default: 1"
@@ -241,9 +276,9 @@ class SamplingOptions(FilterOptions):
     )
 
 
-@declare
+@declare("relaxed rivals")
 class RivalOptions(Options):
-    """relaxed rivals"""
+    """The settings of relaxed rivals."""
 
     gsd_group: int | None = option(
         "G: codes of neighbouring rank whose probability a draft of gsd counts; 1: sjd (default: "
@@ -279,23 +314,6 @@ class RivalOptions(Options):
     )
 
 
-def check_model(options: CheckpointOptions) -> None:
-    """Raises UserError for an unknown model, and for options that belong to other models alone."""
-    spec = spec_of(options.model)
-    if options.revision is not None and options.model_path is None:
-        raise UserError(f"--revision {options.revision}: it needs --model_path, a hub id; leave it out")
-    if isinstance(options, FilterOptions):
-        if options.cfg_mode == "sequential" and options.model != "lumina_mgpt":
-            raise UserError("--cfg_mode sequential: it belongs to lumina_mgpt; leave it out")
-        if options.cfg not in (None, 1) and spec.guidance == 1:
-            raise UserError(f"--cfg {options.cfg:g}: {options.model} has no unconditional branch; give 1")
-    for name in dict.fromkeys(name for other in SPECS.values() for name in other.options):
-        written = as_written(options, name)
-        if written and name not in spec.options:
-            models = " or ".join(model for model, other in SPECS.items() if name in other.options)
-            raise UserError(f"{written}: it belongs to --model {models}; leave it out")
-
-
 def check_guided(options: CheckpointOptions, what: str) -> None:
     """Raises UserError for a model without an unconditional branch. what: the option or command that reads
     both branches."""
@@ -312,9 +330,9 @@ def check_pixels(options: ModelOptions, command: str) -> None:
         raise UserError(f"{shows}, which this model makes only with --trust_torchscript")
 
 
-@declare
+@declare("run")
 class GraphOptions(Options):
-    """run"""
+    """CUDA graphs."""
 
     cuda_graphs: bool | None = option(
         "record the parts of a step as CUDA graphs and replay them (default: on, on cuda)", None
@@ -322,16 +340,16 @@ class GraphOptions(Options):
     compile: bool = option("with CUDA graphs, first compile layers and drafting into fewer kernels", False)
 
 
-@declare
+@declare("run")
 class RunOptions(GraphOptions):
-    """run"""
+    """A run that stores what it makes."""
 
     output_dir: str = option("folder for everything that is written", "generated_images", unit="DIR")
 
 
-@declare
+@declare("run")
 class ShardOptions(Options):
-    """run"""
+    """A run that stores data for train_drafter."""
 
     output_dir: str = option(
         "folder of the shards; an interrupted run goes on there", "data/drafter_train_data", unit="DIR"
@@ -343,14 +361,3 @@ class ShardOptions(Options):
         "also store the target's features (Anole: 17 MB per image), which train_drafter computes otherwise",
         False,
     )
-
-
-def refuse_unread(options: Any, names: Iterable[str], reason: str) -> None:
-    """Raises UserError for the first of these options whose value is not the command's default.
-
-    reason: why the option is not read.
-    """
-    defaults = {item.name: item.default for item in fields(options)}
-    for name in names:
-        if getattr(options, name) != defaults[name]:
-            raise UserError(f"{as_written(options, name) or f'--{name}'}: {reason}; leave it out")

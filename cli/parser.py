@@ -1,9 +1,8 @@
-"""Command lines as dataclasses: a field declares an option's flag, type, range, default, help and config key.
+"""Command lines as dataclasses: a field declares an option's flag, type, range, default, help and config key,
+and which other options are read with it.
 
-    @declare
+    @declare("maps")  # heading of these options in --help
     class Options(PromptOptions, RunOptions):  # the groups that the command takes
-        "maps"  # heading in --help of the options that this class declares
-
         heatmaps: int = option("images that get a map of their trees", 4, unit="N", least=0)
         output_dir: str = "runs/maps"  # another default for an option of RunOptions
 
@@ -17,12 +16,12 @@ import argparse
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Any, NoReturn, Self, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -51,53 +50,121 @@ def option(
     most: float | None = None,
     above: float | None = None,
     read: Callable[[str], Any] | None = None,
-    repeat: bool = False,
+    reads: Mapping[Any, Collection[str]] | None = None,
 ) -> Any:
     """Declares a field of an options class as an option.
 
     text: the help; "(default: ...)" is added unless the text states it. unit: placeholder of the value in
     --help; with one of PATHS a leading ~ is the home folder. least, most: inclusive bounds of a number;
     above: exclusive lower bound. read: function that parses a word, in place of the one of the field's type.
-    repeat: the option may be given several times, with one value each.
+    reads: a value of this option -> the other options that are read with it. The value True stands for all
+    but None, False, 0 and "", and False for these.
     """
-    declared = {"text": text, "unit": unit, "choices": choices, "read": read, "repeat": repeat}
+    declared = {"text": text, "unit": unit, "choices": choices, "read": read, "reads": reads or {}}
     return field(default=default, metadata={**declared, "bounds": (least, most, above)})
 
 
-def positional(text: str, unit: str) -> Any:
-    """Declares the field that takes the words without a flag; without any it is empty."""
-    return field(default=(), metadata={**option(text, unit=unit).metadata, "positional": True})
+def positional(
+    text: str,
+    unit: str,
+    default: tuple[str, ...] = (),
+    choices: Sequence[str] | None = None,
+    reads: Mapping[Any, Collection[str]] | None = None,
+) -> Any:
+    """Declares the field that takes the words without a flag; the arguments are those of option()."""
+    item = option(text, default, unit=unit, choices=choices, reads=reads)
+    return field(default=default, metadata={**item.metadata, "positional": True})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, positional))
-def declare(cls: type[Class]) -> type[Class]:
-    """Makes a class of options a frozen dataclass."""
-    return dataclass(frozen=True, kw_only=True)(cls)
+def declare(section: str, aliases: Mapping[str, str] | None = None) -> Callable[[type[Class]], type[Class]]:
+    """Makes a class of options a frozen dataclass. section: heading in --help of the options that the class
+    declares. aliases: another name of an option -> the option."""
+
+    def make(cls: type[Class]) -> type[Class]:
+        bases = [vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__[1:]]
+        for name in vars(cls).get("__annotations__", {}):
+            item = vars(cls)[name]
+            if not isinstance(item, Field):  # another default for an option of a base
+                known = next(base[name] for base in bases if name in base)
+                item = field(default=item, metadata=known.metadata)
+            metadata = {"section": section, **item.metadata}
+            setattr(cls, name, field(default=item.default, metadata=metadata))
+        cls.aliases = aliases or {}  # type: ignore[attr-defined]
+        return dataclass(frozen=True, kw_only=True)(cls)
+
+    return make
 
 
-@declare
+@declare("every command")
 class Options:
-    """every command"""
+    """The options of every command."""
 
-    ALIASES: ClassVar[dict[str, str]] = {}  # alias -> option; aliases of all groups apply
     config: str | None = option("flat YAML file of these options; the command line overrides it", unit="FILE")
     debug: bool = option("show the traceback of an error", False)
 
     @classmethod
     def parse(cls, argv: Sequence[str], prog: str = "main.py", description: str = "") -> Self:
-        """Returns a command line's options. Raises a UserError of one line for bad words; --help exits."""
-        values = Parser(cls, prog, description).parse(argv)
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**{**values, **lists})
+        """Returns a command line's options. Raises a UserError of one line for bad words, and for an option
+        that would change nothing; --help exits."""
+        options = cls(**Parser(cls, prog, description).parse(argv))
+        refuse_unread(options)
+        return options
 
 
 def as_written(options: object, name: str) -> str | None:
-    """Returns an option as it was written, such as "--depth 3"; None if it was not given."""
+    """Returns an option as it was written, such as "--depth 3"; None if it is not offered, or has its
+    default."""
+    item = getattr(type(options), "__dataclass_fields__", {}).get(name)
     value = getattr(options, name, None)
-    if value is None or value is False or value == ():
+    if item is None or value == item.default:
         return None
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"--{name}" if value is True else f"--{name} {words}"
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return words if item.metadata.get("positional") else f"--{name} {words}"
+
+
+def unread(options: Any) -> dict[str, str]:
+    """Returns the given options that would change nothing, each with the reason, by what options declare
+    with `reads`."""
+    reasons: dict[str, str] = {}
+    for item in fields(options):
+        value, reads = getattr(options, item.name), item.metadata["reads"]
+        for name in dict.fromkeys(name for names in reads.values() for name in names):
+            keys = [key for key, names in reads.items() if name in names]
+            if as_written(options, name) is None or any(_is(value, key) for key in keys):
+                continue
+            named = ", ".join(str(key) for key in keys if not isinstance(key, bool))
+            if named or True in keys:
+                reasons[name] = f"it belongs to {flag_of(item)} {named}".rstrip()
+            else:
+                reasons[name] = f"it does not go with {as_written(options, item.name)}"
+    return reasons
+
+
+def flag_of(item: Field[Any]) -> str:
+    """Returns the flag of an option, or the placeholder of the words without a flag."""
+    return str(item.metadata["unit"]) if item.metadata.get("positional") else f"--{item.name}"
+
+
+def _is(value: Any, key: Any) -> bool:
+    """Tells whether a value, or one of several, is that of a key of `reads`."""
+    if isinstance(key, bool):
+        return bool(value) is key
+    return key in value if isinstance(value, tuple) else value == key
+
+
+def refuse(options: Any, name: str, reason: str) -> None:
+    """Raises UserError if an option is given that is not read. reason: why it is not."""
+    if (written := as_written(options, name)) is not None:
+        raise UserError(f"{written}: {reason}; leave it out")
+
+
+def refuse_unread(options: Any) -> None:
+    """Raises UserError for the first given option that would change nothing."""
+    for name, reason in unread(options).items():
+        refuse(options, name, reason)
 
 
 def with_flags(line: str, cls: type[Options]) -> str:
@@ -117,49 +184,40 @@ def with_flags(line: str, cls: type[Options]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse for a class of options, with errors of one line, hints for misspelt options, and YAML files.
+    """argparse for a class of options, with errors of one line, hints for misspelt options, and YAML."""
 
-    In --help each class of the options' bases is a section, headed by its docstring.
-    """
-
-    def __init__(self, cls: type[Options], prog: str, description: str) -> None:
-        super().__init__(prog, description=description, allow_abbrev=False)
-        types, defaults = get_type_hints(cls), {item.name: item.default for item in fields(cls)}
-        groups = cls.__mro__[:-1]
-        self.repeated = [item.name for item in fields(cls) if item.metadata.get("repeat")]
-        aliases = [pair for group in groups for pair in vars(group).get("ALIASES", {}).items()]
-        sections: dict[str, Any] = {}
-        for group in groups:
-            heading, _, text = (group.__doc__ or "").partition("\n\n")
-            for name in vars(group).get("__annotations__", {}):
-                item = group.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
-                if item is None or not item.metadata:  # not an option, or only another default for one
-                    continue
-                if heading not in sections:
-                    sections[heading] = self.add_argument_group(heading, text.strip() or None)
-                flags = [f"--{name}", *(f"--{alias}" for alias, meant in aliases if meant == name)]
-                add_option(sections[heading], flags, item.metadata, types[name], defaults[name])
+    def __init__(self, cls: type[Options], prog: str, description: str = "") -> None:
+        super().__init__(
+            prog, description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
+        types, sections = get_type_hints(cls), dict[str, list[Field[Any]]]()
+        for item in fields(cls):
+            sections.setdefault(item.metadata["section"], []).append(item)
+        aliases = [pair for base in cls.__mro__ for pair in vars(base).get("aliases", {}).items()]
+        for heading, items in reversed(sections.items()):  # the command's own options first
+            group = self.add_argument_group(heading)
+            for item in items:
+                flags = [f"--{item.name}", *(f"--{alias}" for alias, name in aliases if name == item.name)]
+                add_option(group, flags, item, types[item.name])
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Returns the values of argv, which override those of the file that --config names."""
+        """Returns the given values: those of argv, and of the file that --config names."""
         values = self._values(argv)
-        if values.config:
-            content = read_config(Path(values.config))
+        if "config" in values:
+            content = read_config(Path(values["config"]))
             try:
-                stored = self._values([word for item in content.items() for word in self.words_of(*item)])
+                words = [word for item in content.items() for word in self.words_of(*item)]
+                values = self._values(words) | values
             except UserError as error:
-                raise UserError(f"config {values.config}: {error}") from None
-            for name in self.repeated:
-                if getattr(values, name) is not None:
-                    setattr(stored, name, None)  # argparse would append to the file's values
-            values = self._values(argv, stored)
-        return vars(values)
+                raise UserError(f"config {values['config']}: {error}") from None
+        return values
 
-    def _values(self, words: Sequence[str], start: argparse.Namespace | None = None) -> argparse.Namespace:
-        values, unknown = self.parse_known_args(words, start)
+    def _values(self, words: Sequence[str]) -> dict[str, Any]:
+        values, unknown = self.parse_known_args(words)
         if unknown:
             self.error(f"unknown option {unknown[0]}{self.hint(unknown[0].partition('=')[0])}")
-        return values
+        given = {name: value for name, value in vars(values).items() if value != []}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
     def error(self, message: str) -> NoReturn:
         """Raises a UserError; argparse would print the usage and exit."""
@@ -180,17 +238,17 @@ class Parser(argparse.ArgumentParser):
             if switch is None:
                 raise UserError(f"{key} is {value!r}: give true or false")
             return [f"--{key}" if switch else f"--no-{key}"]
-        repeated = action.dest in self.repeated
-        words = value if isinstance(value, list) and (action.nargs or repeated) else [value]
-        if not all(isinstance(word, str) for word in words):
+        words = value if isinstance(value, list) and action.nargs else [value]
+        if not words or not all(isinstance(word, str) for word in words):
             raise UserError(f"{key} is {value!r}: give a plain value")
-        if isinstance(value, list) and not repeated:
-            return [f"--{key}", *value]
-        return [f"--{key}={word}" for word in words]  # this form also takes a value that begins with a dash
+        if isinstance(value, list):
+            return [f"--{key}", *words]
+        return [f"--{key}={value}"]  # this form also takes a value that begins with a dash
 
 
-def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint: Any, default: Any) -> None:
-    """Adds one option to argparse. declared: the arguments of option(); hint: type of the field."""
+def add_option(group: Any, flags: list[str], item: Field[Any], hint: Any) -> None:
+    """Adds one option to argparse. item: a field that option() made; hint: its type."""
+    declared, default = item.metadata, item.default
     text, unit, choices = declared["text"], declared["unit"], declared["choices"]
     if "(default" not in text:
         values = default if isinstance(default, tuple) else (default,)
@@ -198,25 +256,28 @@ def add_option(section: Any, flags: list[str], declared: Mapping[str, Any], hint
         stated = " ".join(names.get(value, str(value)) for value in values if value is not None)
         text = f"{text} (default: {stated or 'none'})"
     text = text.replace("%", "%%")
+    parts = get_args(hint)
     # The value type of int, int | None and tuple[int, ...] is int.
-    kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, ...))
+    kind = next(part for part in (parts or (hint,)) if part not in (NoneType, ...))
     if kind is bool:
-        switch = section.add_argument(*flags, default=default, action=argparse.BooleanOptionalAction)
+        switch = group.add_argument(*flags, action=argparse.BooleanOptionalAction)
         switch.help = text  # set afterwards, because some versions of argparse append the default themselves
         return
     arguments: dict[str, Any] = {
         "type": declared["read"] or (_path if unit in PATHS else _reader(kind, *declared["bounds"])),
         "choices": choices,
-        "metavar": unit or (None if choices else flags[0].lstrip("-").upper()),
+        "metavar": unit or (None if choices else item.name.upper()),
         "help": text,
-        "default": default,
     }
     if declared.get("positional"):
-        section.add_argument(flags[0].lstrip("-"), nargs="*", **arguments)
-    elif declared["repeat"]:
-        section.add_argument(*flags, action="append", **arguments)
+        if choices:  # argparse would also look for the empty list of words among them
+            arguments |= {"type": _one_of(choices), "choices": None}
+        group.add_argument(item.name, nargs="*", default=None, **arguments)
+    elif ... in parts:
+        action = "extend" if get_origin(kind) is tuple else "store"  # pairs do not replace each other
+        group.add_argument(*flags, nargs="+", action=action, **arguments)
     else:
-        section.add_argument(*flags, nargs="+" if isinstance(default, tuple) else None, **arguments)
+        group.add_argument(*flags, **arguments)
 
 
 def _reader(kind: type, low: float | None, high: float | None, above: float | None) -> Callable[[str], Any]:
@@ -242,6 +303,17 @@ def _reader(kind: type, low: float | None, high: float | None, above: float | No
         return value
 
     return number
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """Returns the function that returns a word which is one of the choices."""
+
+    def choice(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is unknown; choose from {', '.join(choices)}")
+        return text
+
+    return choice
 
 
 def _text(text: str) -> str:

@@ -7,6 +7,7 @@ from adt_tree.settings import RELAXED, Lantern
 from cli.parser import Options, declare, option
 
 PUBLISHED_LANTERN = Lantern()
+LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 
 
 def readers(name: str) -> str:
@@ -14,15 +15,10 @@ def readers(name: str) -> str:
     return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
 
 
-@declare
+@declare("relaxed acceptance (LANTERN)")
 class LanternOptions(Options):
-    """relaxed acceptance (LANTERN)"""
+    """The settings of relaxed acceptance."""
 
-    lantern: bool = option(
-        "count the probability of a code's nearest neighbours when it is verified, so that more codes are "
-        f"accepted: faster, but not the model's distribution; read by {readers('lantern')}",
-        False,
-    )
     lantern_k: int | None = option(
         f"number of neighbours whose probability counts (default: {PUBLISHED_LANTERN.max_k}, in bench "
         f"{RELAXED.max_k}, or an eighth of the codebook if that is less)",
@@ -41,9 +37,21 @@ class LanternOptions(Options):
     )
 
 
-@declare
+@declare("relaxed acceptance (LANTERN)")
+class LanternSwitch(Options):
+    """Relaxed acceptance."""
+
+    lantern: bool = option(
+        "count the probability of a code's nearest neighbours when it is verified, so that more codes are "
+        f"accepted: faster, but not the model's distribution; read by {readers('lantern')}",
+        False,
+        reads={True: LANTERN_VALUES},
+    )
+
+
+@declare("several rows at once")
 class RowOptions(Options):
-    """several rows at once"""
+    """The settings of methods that decode several rows at once."""
 
     row_start: int | None = option(
         f"{readers('row_start')}: begin a row when the row above it has this many cells, its row end "

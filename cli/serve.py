@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar
 
 from adt_tree.errors import UserError
-from cli.options import GraphOptions, ModelOptions, check_model, check_pixels
+from cli.options import GraphOptions, ModelOptions, check_pixels
 from cli.parser import declare, option
 from models.checkpoint.files import read_text, reading
 from serve.settings import CODES_MODEL, DEFAULTS, KEY_VARIABLE, checked_key, is_loopback
 
 
-@declare
+@declare("service", {"slots": "batch_size"})
 class Options(ModelOptions, GraphOptions):
-    """service"""
+    """The model, and how it is served."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"slots": "batch_size"}
     batch_size: int = DEFAULTS.slots
     host: str = option(
         "address to listen at; one that other machines can reach (0.0.0.0: all addresses) needs a key",
@@ -73,7 +71,6 @@ def run(options: Options) -> None:
 
     Raises UserError if a package is missing, or if the server cannot listen at the host and port.
     """
-    check_model(options)
     if options.model != CODES_MODEL:
         check_pixels(options, "the server")
     key = read_key(options)

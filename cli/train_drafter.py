@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import ClassVar
 
-from adt_tree.errors import UserError
-from cli.options import DEVICES, CheckpointOptions, check_guided, check_model, refuse_unread
+from cli.options import DEVICES, CheckpointOptions, DrafterOptions, check_guided
 from cli.parser import Options as Base
 from cli.parser import declare, option
 from models.checkpoint.files import json_text
 
 
-@declare
-class TargetOptions(CheckpointOptions):
-    """model"""
+@declare("model", {"base_path": "model_path"})
+class TargetOptions(CheckpointOptions, DrafterOptions):
+    """The target, and the drafter that training starts from."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"base_path": "model_path"}
     config_path: str | None = option("the drafter's config.json (default: the target's shape)", unit="FILE")
     precision: str = option(
         "data type of the computation and of the target's weights; the drafter's weights are trained in fp32 "
@@ -28,9 +25,9 @@ class TargetOptions(CheckpointOptions):
     threads: int | None = option("torch threads on the CPU (default: torch's choice)", unit="N", least=1)
 
 
-@declare
+@declare("data")
 class DataOptions(Base):
-    """data"""
+    """What a drafter is trained on."""
 
     data_dir: tuple[str, ...] = option(
         "folders that generate_train_data or extract_code filled", ("data/drafter_train_data",), unit="DIR"
@@ -48,23 +45,27 @@ class DataOptions(Base):
         "noise on the features that the drafter reads: uniform of width std * 512 / tokens, or gaussian",
         "uniform",
         choices=("uniform", "gaussian", "none"),
+        reads={"uniform": ("std",), "gaussian": ("mean", "std")},
     )
     mean: float = option("mean of gaussian noise", 0.0, unit="X")
     std: float = option("width of the noise; gaussian: standard deviation", 0.2, unit="X", least=0)
 
 
-@declare
+@declare("loss: SmoothL1 on features + p_w * cross-entropy of codes")
 class LossOptions(Base):
-    """loss: SmoothL1 on features + p_w * cross-entropy of codes"""
+    """The loss."""
 
     p_w: float = option("weight of the cross-entropy", 0.1, unit="W", least=0)
     coupled: bool = option(
         "train on both guidance branches of an image; --no-coupled: on one of them, the unconditional "
         "one for 10 % of the images",
         False,
+        reads={True: ("cfg_loss",)},
     )
     cfg_loss: bool = option(
-        "compare the guided distributions instead of those of each branch; needs --coupled", False
+        "compare the guided distributions instead of those of each branch; needs --coupled",
+        False,
+        reads={True: ("cfg_scale",)},
     )
     cfg_scale: float = option("guidance scale of --cfg_loss", 3.0, unit="SCALE", least=0, most=100)
     ttt_steps: int = option(
@@ -77,11 +78,16 @@ class LossOptions(Base):
     step_decay: float = option("weight of unrolled step j is D^(j - 1)", 0.8, unit="D", above=0, most=1)
 
 
-@declare
+@declare("optimiser")
 class OptimiserOptions(Base):
-    """optimiser"""
+    """The optimiser and its schedule."""
 
-    optimizer: str = option("muon: Muon for matrices, AdamW for the rest", "adamw", choices=("adamw", "muon"))
+    optimizer: str = option(
+        "muon: Muon for matrices, AdamW for the rest",
+        "adamw",
+        choices=("adamw", "muon"),
+        reads={"muon": ("muon_lr",)},
+    )
     lr: float = option("learning rate of AdamW", 1e-4, unit="LR", above=0)
     muon_lr: float = option("learning rate of Muon", 5e-3, unit="LR", above=0)
     weight_decay: float = option(
@@ -89,26 +95,33 @@ class OptimiserOptions(Base):
     )
     bs: int = option("images per pass and process", 4, unit="IMAGES", least=1)
     gradient_accumulation_steps: int = option("passes that make one step", 1, unit="PASSES", least=1)
-    is_warmup: bool = option("raise the learning rate over the first steps", True)
+    is_warmup: bool = option(
+        "raise the learning rate over the first steps", True, reads={True: ("warmup_steps_ratio",)}
+    )
     warmup_steps_ratio: float = option(
         "share of all steps that raise the learning rate", 0.03, unit="SHARE", least=0, most=1
     )
     flat_ratio: float = option(
         "share of all steps after which the rate falls linearly to 0", 0.0, unit="SHARE", least=0, most=1
     )
-    grad_clip: float = option("limit of gradients; 0: none", 0.5, unit="X", least=0)
+    grad_clip: float = option(
+        "limit of gradients; 0: none", 0.5, unit="X", least=0, reads={True: ("grad_clip_by",)}
+    )
     grad_clip_by: str = option("limit every entry, or the norm of all", "value", choices=("value", "norm"))
     ema: float = option("decay of the running average; 0: save no average", 0.0, unit="D", least=0, most=1)
 
 
-@declare
+@declare("run")
 class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
-    """run"""
+    """Everything that decides a drafter, and how long it is trained."""
 
     save_dir: str = option("folder of log.jsonl and state_N, N the epoch", "runs/drafter", unit="DIR")
     num_epochs: int = option("passes over the data", 20, unit="N", least=1)
     minutes: float | None = option(
-        "training time, earlier runs included, instead of --num_epochs", unit="MIN", above=0
+        "training time, earlier runs included, instead of --num_epochs",
+        unit="MIN",
+        above=0,
+        reads={False: ("num_epochs",)},
     )
     max_steps: int | None = option(
         "stop at this step, schedules unchanged; 0 saves an untrained drafter", unit="N", least=0
@@ -121,30 +134,9 @@ class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     seed: int = option("seed of the split, the order and the noise", 0, unit="SEED")
 
 
-def check(options: Options) -> None:
-    """Raises UserError for a model that no drafter can be trained for, and for an option that is not read."""
-    check_model(options)
-    check_guided(options, "train_drafter")
-    if options.cfg_loss and not options.coupled:
-        raise UserError("--cfg_loss: guided distributions need both branches of an image; add --coupled")
-    noise = f"--data_noise {options.data_noise} does not read it"
-    if options.data_noise != "gaussian":
-        refuse_unread(options, ("mean",), noise)
-    if options.data_noise == "none":
-        refuse_unread(options, ("std",), noise)
-    if options.optimizer != "muon":
-        refuse_unread(options, ("muon_lr",), f"--optimizer {options.optimizer} does not read it")
-    if options.minutes is not None:
-        refuse_unread(options, ("num_epochs",), f"--minutes {options.minutes:g} sets the length")
-    if not options.grad_clip:
-        refuse_unread(options, ("grad_clip_by",), "--grad_clip 0 does not read it")
-    if not options.is_warmup:
-        refuse_unread(options, ("warmup_steps_ratio",), "--no-is_warmup does not read it")
-
-
 def run(options: Options) -> None:
     """Trains, validates and saves the drafter. The last line printed is one JSON document."""
-    check(options)
+    check_guided(options, "train_drafter")
     from cli.model_from_options import load_options
     from training.drafter_settings import DrafterSettings
     from training.drafter_trainer import run as train

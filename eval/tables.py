@@ -179,7 +179,8 @@ def image_of(name: str, exact: bool) -> str:
 
 def note(result: Mapping[str, Any]) -> str:
     """Returns how to repeat a result: command, prompts, precision, device and commit."""
-    environment, seeds = result["environment"], result["options"].get("seeds", 1)
+    environment, options = result["environment"], result["options"]
+    seeds = options.get("images_per_prompt") or options.get("seeds", 1)  # its alias in stored results
     prompts = f"{result['prompts'] // seeds} prompts" + (f" with {seeds} seeds each" if seeds > 1 else "")
     busy = " Times are left out, because the machine did other work meanwhile." if untimed(result) else ""
     where = f"{environment['precision']}, {origin(environment)}"

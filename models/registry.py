@@ -143,7 +143,7 @@ LUMINA_MGPT = ModelFamily(
         ),
     ),
     networks=Networks(LLAMA_7B, META_VQ, image_tokens=2352, prompt=96, side=768),
-    options=("tokenizer_base_path", "eagle_version"),
+    options=("tokenizer_base_path", "eagle_version", "cfg_mode"),
     default_size=768,
     tree=TreeShape(6, 10, 58),
     adaptive=replace(RELEASED_ADAPTIVE, depth_start=6),

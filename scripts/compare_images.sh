@@ -27,10 +27,10 @@ while read -r flags; do
     rm -rf "$out/this" "$out/other"
 done << 'FLAGS'
 --model_type base
---drafter_type eagle
---drafter_type eagle --peanut
---drafter_type self-draft --total_token 32
---drafter_type eagle --peanut --lantern --lantern_k 100 --lantern_delta 0.5
---drafter_type self-draft --total_token 32 --batch_size 4
+--method eagle-2
+--method adt-tree
+--method self-draft --total_token 32
+--method adt-tree --lantern --lantern_k 100 --lantern_delta 0.5
+--method self-draft --total_token 32 --batch_size 4
 FLAGS
 exit $status

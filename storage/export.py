@@ -23,7 +23,13 @@ from storage.prompts import repeated_name
 from storage.run_folder import png_bytes, stored_options, stored_run
 
 IMAGES = 4  # of every prompt, as both benchmarks have it
-ALL = {"slice": None, "num_images": -1, "start_idx": 0, "end_idx": None, "seeds": IMAGES}  # of their prompts
+ALL = {
+    "slice": None,
+    "num_images": -1,
+    "start_idx": 0,
+    "end_idx": None,
+    "images_per_prompt": IMAGES,
+}  # of their prompts
 KEYS = ("tag", "include", "prompt")  # what GenEval's scorer reads of a line
 
 
@@ -78,7 +84,7 @@ def images_of(root: Path) -> tuple[Path, dict[str, list[Path]], list[tuple[int, 
     if missing:
         raise UserError(
             f"{root} lacks {len(missing)} of {len(folder.prompts)} images ({', '.join(missing[:8])}): run it "
-            f"again with --num_images -1 --seeds {IMAGES}"
+            f"again with --num_images -1 --images_per_prompt {IMAGES}"
         )
     for _, error in folder.faults(folder.prompts):
         raise error

@@ -56,7 +56,7 @@ class PromptSettings:
     prompt_dir: str = PROMPT_DIR
     captions: str | None = None
     num_images: int = 10
-    seeds: int = 1
+    images_per_prompt: int = 1
     slice: str | None = None
     start_idx: int = 0
     end_idx: int | None = None
@@ -102,7 +102,7 @@ def held_out_texts() -> frozenset[str]:
 
 def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Prompt]:
     """Returns the prompts of a run: those read, cut by --slice, sampled by --num_images, cut by --start_idx
-    and --end_idx, and repeated by --seeds, in this order. Raises UserError if none is left.
+    and --end_idx, and repeated by --images_per_prompt, in this order. Raises UserError if none is left.
 
     default: the file to read if the settings name none.
     """
@@ -112,7 +112,7 @@ def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Pro
         raise UserError("--class_labels with --prompt: choose one")
     prompts = _read(args, default)
     source = "--class_labels" if args.class_labels else args.prompt or str(default)
-    _check(repeated(prompts, args.seeds), source)
+    _check(repeated(prompts, args.images_per_prompt), source)
     total = len(prompts)
     if args.slice:
         first, last = map(int, args.slice.split("-"))
@@ -124,7 +124,7 @@ def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Pro
     prompts = prompts[args.start_idx : args.end_idx]
     if not prompts:
         raise UserError(f"no prompt is left of {total}: check --slice, --num_images, --start_idx, --end_idx")
-    return repeated(prompts, args.seeds)
+    return repeated(prompts, args.images_per_prompt)
 
 
 def repeated(prompts: Sequence[Prompt], seeds: int) -> list[Prompt]:

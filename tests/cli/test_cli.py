@@ -53,10 +53,10 @@ def test_outputs(generate: Run, tmp_path: Path) -> None:
     assert " ".join(steps[0]) == "position row column depth width nodes accepted ms top1 budget"
     assert sum(step["accepted"] + 1 for step in steps) == 3 * 15
     stored = json.loads((folder / "generation_configs.json").read_text())
-    assert stored["peanut"] is True and "beta=0.5" in stored["fingerprint"]["tree"]
+    assert stored["method"] == "adt-tree" and "beta=0.5" in stored["fingerprint"]["tree"]
 
 
-EAGLE, ADT = "--drafter_type eagle", "--drafter_type eagle --peanut"
+EAGLE, ADT = "--method eagle-2", "--method adt-tree"
 REJECTION, RELAXED = "--verify rejection", "--lantern --lantern_delta 0.9"
 # Options of a run, and further options, each of which must change its output or its record. test_options.py
 # checks that all options of a method change the method, and test_prompts.py those that choose prompts.
@@ -77,14 +77,14 @@ def test_every_option_changes_the_output_or_the_record(
 
 
 def test_flags_that_change_no_image_stand_in_the_record(generate: Run, tmp_path: Path) -> None:
-    words = "--set_seed --batch_size 2 --device cpu --cfg_mode parallel --target_size 8"
+    words = "--set_seed --batch_size 2 --device cpu --target_size 8"
     # Automatic trees depend on measured times, so they differ from run to run.
     fixed = ("--total_token", "32")
     generate("a", *fixed)
     assert generate("b", *fixed, *words.split())[0] == 0
     assert record(tmp_path / "a") == record(tmp_path / "b")
     stored = json.loads((tmp_path / "b" / "generation_configs.json").read_text())
-    assert (stored["set_seed"], stored["batch_size"], stored["cfg_mode"]) == (True, 2, "parallel")
+    assert (stored["set_seed"], stored["batch_size"]) == (True, 2)
     assert stored["cuda_graphs"] is False, "the default, None, means no graphs on a CPU"
 
 

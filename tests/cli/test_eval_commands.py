@@ -185,12 +185,6 @@ def test_refusals_name_what_is_wrong(refused: Refused, run_folder: Path, real: P
         (("--fake_dir", str(empty)), (*quality[:-1], empty)),
         (("--scores", str(missing)), (*quality, "--scores", missing / "scores.jsonl")),
         (("2.png", "3.png"), (*clip, "--how_many", 2, "--caption_path", prompts)),
-        # options that are not read
-        (("--splits 9",), (*quality, "--splits", 9)),
-        (("--ref_dir",), (*clip, "--ref_dir", real)),
-        (("--clip_model4eval",), (*clip, "--clip_path", empty, "--clip_model4eval", "ViT-G/14")),
-        (("--how_many 5",), (*quality, "--how_many", 5, "--num_samples", 5)),
-        (("--k 2",), ("eval_prec_recall", "--ref_dir", real, "--fname_precalc", missing, "--k", 2)),
     ):
         line = refused(*words)
         assert all(name in line for name in names), line

@@ -14,7 +14,6 @@ from adt_tree.method import METHODS, Method
 from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
-from cli import train_drafter
 from cli.bench import Options as Bench
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
@@ -32,14 +31,16 @@ def parse(words: str) -> Method:
     ("words", "name"),
     [
         ("", "self-draft"), ("--peanut", "adt-self-draft"),
-        ("--drafter_type self-draft --peanut", "adt-self-draft"),
-        ("--drafter_type eagle", "eagle-2"),
-        ("--drafter_type eagle --peanut", "adt-tree"), ("--static_tree", "eagle-1"),
+        ("--drafter_path x --peanut", "adt-tree"), ("--drafter_path x --static_tree", "eagle-1"),
+        ("--model_type eagle --drafter_path x --peanut --lantern", "adt-tree"), ("--static_tree", "eagle-1"),
         ("--verify rejection", "eagle-2"), ("--drafter_path x", "eagle-2"), ("--model_type base", "ar"),
-        ("--drafter_type none", "ar"), ("--model anole", "eagle-2"), ("--model anole --peanut", "adt-tree"),
+        ("--model anole --static_tree", "eagle-1"), ("--model anole", "eagle-2"),
+        ("--model anole --peanut", "adt-tree"),
         ("--model lumina_mgpt", "self-draft"), ("--model lumina_mgpt --eagle_version 1", "eagle-1"),
         ("--model lumina_mgpt --eagle_version 2", "eagle-2"),
-        ("--model lumina_mgpt --eagle_version 0", "eagle-2"), ("--drafter_type sjd-pac", "sjd-pac"),
+        ("--model lumina_mgpt --eagle_version 0", "eagle-2"),
+        ("--model lumina_mgpt --eagle_version 2 --peanut", "adt-tree"),
+        ("--model lumina_mgpt --eagle_version 1 --static_tree", "eagle-1"),
         ("--model lumina_mgpt --cfg_mode sequential", "self-draft"),
     ],
 )  # fmt: skip
@@ -56,18 +57,18 @@ FIVE_DEEP = {"depth_min": 5, "depth_start": 5, "depth_max": 5}
     [
         ("", AutoTree()),
         ("--total_token 32", TreeShape(24, 8, 31)),
-        ("--drafter_type eagle --total_token 59 --depth 4 --draft_top_k 10", TreeShape(4, 10, 58)),
-        ("--drafter_type self-draft --total_token 16", TreeShape(15, 8, 15)),
-        ("--drafter_type self-draft --total_token 25", TreeShape(18, 8, 24)),
+        ("--method eagle-2 --total_token 59 --depth 4 --draft_top_k 10", TreeShape(4, 10, 58)),
+        ("--method self-draft --total_token 16", TreeShape(15, 8, 15)),
+        ("--method self-draft --total_token 25", TreeShape(18, 8, 24)),
         ("--model anole", TreeShape(5, 10, 58)),
         ("--model anole --total_token 26 --depth 3", TreeShape(3, 10, 25)),
         ("--model lumina_mgpt --drafter_path x", TreeShape(6, 10, 58)),
         ("--model anole --static_tree", StaticTree("naive_extend_57")),
         ("--static_tree --tree_choices chain", StaticTree("chain")),
-        ("--drafter_type sjd", TreeShape(15, 1, 15)),
-        ("--drafter_type sjd-coupled --total_token 32", TreeShape(31, 1, 31)),
-        ("--drafter_type sjd-pac", TreeShape(45, 4, 63)),
-        ("--drafter_type sjd-pac --total_token 32 --draft_top_k 3 --depth 20", TreeShape(20, 3, 31)),
+        ("--method sjd", TreeShape(15, 1, 15)),
+        ("--method sjd-coupled --total_token 32", TreeShape(31, 1, 31)),
+        ("--method sjd-pac", TreeShape(45, 4, 63)),
+        ("--method sjd-pac --total_token 32 --draft_top_k 3 --depth 20", TreeShape(20, 3, 31)),
         ("--model anole --peanut", replace(AdaptiveTree(), budget=58, width_max=10, width_start=10)),
         ("--peanut --adt_init random --total_token 9", replace(SELF_DRAFTED, init="random", budget=8)),
         ("--peanut --adt_beta 0.25 --adt_depth_max 5", replace(SELF_DRAFTED, beta=0.25, **FIVE_DEEP)),
@@ -89,9 +90,9 @@ def test_the_distribution_is_the_models_own_unless_given(words: str, values: tup
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
     assert parse("--lantern --lantern_k 7").lantern == Lantern(0.1, 7)
-    for words in ("--lantern", "--verify rejection", "--drafter_type sjd"):
+    for words in ("--lantern", "--verify rejection", "--method sjd"):
         assert not parse(words).exact
-    for words in ("", "--verify rejection --temperature 0", "--drafter_type sjd --temperature 0"):
+    for words in ("", "--verify rejection --temperature 0", "--method sjd --temperature 0"):
         assert parse(words).exact
 
 
@@ -108,14 +109,15 @@ REFUSALS = [
     "--num_images 0", "--num_images -2", "--slice 5",
     "--slice 5-5", "--total_token 0", "--depth 0", "--tree_choices oak",
     "--adt_bet 0.5", "--lanter", "--temp 0", "--adt_beta 2 --peanut",
-    "--verify rejection --drafter_type self-draft", "--static_tree --drafter_type self-draft",
-    "--drafter_type hybrid", "--static_tree --drafter_type sjd", "--peanut --drafter_type sjd-pac",
-    "--seed_cells both --drafter_type sjd", "--seed_cells random --drafter_type self-draft",
-    "--drafter_path x --drafter_type self-draft", "--drafter_type none --model_type eagle",
-    "--drafter_type none --peanut", "--model lumina_mgpt --eagle_version 1 --drafter_type self-draft",
-    "--drafter_type eagle --model_type base", "--drafter_type medusa", "--tokenizer_base_path x",
-    "--drafter_type self-draft --model_type base", "--drafter_type jacobi",
-    "--eagle_version 2 --static_tree --model lumina_mgpt", "--class_labels x", "--output_dir",
+    "--verify rejection --method self-draft", "--static_tree --method self-draft",
+    "--method hybrid", "--static_tree --method sjd", "--peanut --method sjd-pac",
+    "--seed_cells both --method sjd", "--seed_cells random --method self-draft",
+    "--drafter_path x --method self-draft", "--method ar --model_type eagle",
+    "--model_type base --verify rejection",
+    "--method ar --peanut", "--method eagle-2 --no-static_tree --model_type base", "--tokenizer_base_path x",
+    "--method medusa", "--model lumina_mgpt --eagle_version 1 --peanut",
+    "--eagle_version 2 --static_tree --model lumina_mgpt",
+    "--model lumina_mgpt --eagle_version 1 --method eagle-1", "--class_labels x", "--output_dir",
     "--method adt-self-draft --total_token auto", "--method eagle-2 --total_token auto",
     "--lantern --total_token auto", "--total_token auto --depth 4", "--total_token 1 --depth 4",
     "--total_token several",
@@ -155,32 +157,6 @@ def test_the_options_of_a_methods_row_change_it_and_others_are_refused(name: str
         else:
             with pytest.raises(UserError, match="^--(lantern|verify|adt_|" + option + ")"):
                 parse(f"{words} --{option} {value}")
-
-
-@pytest.mark.parametrize(
-    ("words", "flag", "names"),
-    [
-        ("--method eagle-2 --peanut", "peanut", ("eagle-2", "adt-tree")),
-        ("--method adt-tree --static_tree", "static_tree", ("adt-tree", "eagle-1")),
-        ("--method self-draft --drafter_type eagle", "drafter_type", ("self-draft", "eagle-2")),
-        ("--method eagle-2 --model_type base", "model_type", ("eagle-2", "ar")),
-        ("--method ar --model_type eagle", "model_type", ("ar", "self-draft")),
-        ("--method eagle-2 --model lumina_mgpt --eagle_version 1", "eagle_version", ("eagle-2", "eagle-1")),
-        ("--method eagle-1 --model lumina_mgpt --eagle_version 2", "eagle_version", ("eagle-1", "eagle-2")),
-    ],
-)
-def test_a_published_flag_of_another_method_is_refused(words: str, flag: str, names: tuple[str, ...]) -> None:
-    message = refusal(lambda: parse(words))
-    assert message.startswith(f"--{flag}") and all(name in message for name in names)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_method_names_every_method_and_agrees_with_its_published_flags(name: str) -> None:
-    assert parse(f"--method {name}").name == name
-    spec = METHODS[name]
-    kind = {AdaptiveTree: "--peanut", StaticTree: "--static_tree"}.get(spec.tree_type, "")
-    assert parse(f"--drafter_type {spec.drafter} {kind}") == parse(f"--method {name}")
-    assert parse(f"--method {name} --drafter_type {spec.drafter} {kind}").name == name
 
 
 @pytest.mark.parametrize("value", ["", "  ", "caf\udce9"])
@@ -234,19 +210,26 @@ def test_a_file_gives_a_repeated_option_and_the_command_line_replaces_it(tmp_pat
     assert Bench.parse([*words, "--vary", "depth=3"]).vary == (("depth", (3,)),)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("--model glm_image", "unconditional"), ("--model emoji --vq_path x", "--vq_path x"),
-        ("--mean 1", "--mean 1.0"), ("--data_noise none --std 1", "--std 1.0"), ("--muon_lr 1", "--muon_lr"),
-        ("--no-is_warmup --warmup_steps_ratio 0.5", "--warmup_steps_ratio"),
-        ("--minutes 5 --num_epochs 3", "--num_epochs 3"),
-        ("--grad_clip 0 --grad_clip_by norm", "--grad_clip_by"),
-    ],
-)  # fmt: skip
-def test_train_drafter_refuses_what_it_would_not_read(words: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        train_drafter.check(train_drafter.Options.parse(words.split()))
+UNREAD = [
+    "train_drafter --model emoji --vq_path x", "train_drafter --mean 1.0", "train_drafter --muon_lr 1.0",
+    "train_drafter --data_noise none --std 1.0", "train_drafter --minutes 5 --num_epochs 3",
+    "train_drafter --no-is_warmup --warmup_steps_ratio 0.5", "train_drafter --cfg_loss",
+    "train_drafter --grad_clip 0 --grad_clip_by norm", "generate_images --revision v1",
+    "evaluate --metrics effnet_fd --splits 9", "evaluate --metrics clip --ref_dir x",
+    "eval_prec_recall --k 2",
+    "evaluate --metrics clip --clip_path x --clip_model4eval ViT-G/14", "bench --layers 4",
+    "evaluate --metrics fid --fake_dir x --num_samples 5 --how_many 5", "report x --write y --into z",
+    "report x --check --paper coco", "bench --random_weights --model anole --prompt x.txt",
+    "check_ckpts emoji --vq_path x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", UNREAD)
+def test_an_option_that_would_change_nothing_is_refused(words: str) -> None:
+    """The last one that is given is named."""
+    name, *rest = words.split()
+    cls = module_of(name).ALIASES[name] if name.startswith("eval_") else module_of(name).Options
+    assert refusal(lambda: cls.parse(rest)).startswith(f"--{words.split(' --')[-1]}: it ")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -289,6 +272,10 @@ def test_a_message_of_the_library_names_flags(line: str, shown: str) -> None:
 
 
 def test_an_option_with_several_values() -> None:
+    """The last one counts, but pairs of a name and values add up."""
+    words = "--methods ar --methods eagle-1 --vary depth=2 --vary adt_beta=0.5".split()
+    options = Bench.parse(words)
+    assert options.methods == ("eagle-1",) and [name for name, _ in options.vary] == ["depth", "adt_beta"]
     assert module_of("serve").Options.parse(["--server_name", "a", "b.example"]).server_name == (
         "a",
         "b.example",

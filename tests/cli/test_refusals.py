@@ -16,7 +16,7 @@ from tests.support.checkpoints import Checkpoints
 COMMANDS = [
     "generate_image", "memory --precision int3", "memory x1", "check_ckpts chameleon",
     "check_ckpts emoji anole --model_path some_folder", "check_ckpts emoji --vq_path some_file",
-    "check_ckpts emoji --model anole", "generate_codebook --batch_size 4",
+    "train_drafter --model glm_image", "generate_codebook --batch_size",
     "generate_train_data --model glm_image --features", "extract_code --model glm_image --features",
     "generate_images --method ar --heatmaps 2",
 ]  # fmt: skip
@@ -25,8 +25,8 @@ OPTIONS = [
     ("janus_pro", "--model_path @emu3", "config.json"),
     ("glm_image", "--model_path @emu3", "config.json"),
     ("simplear", "--model_path @liquid", "config.json"),
-    ("anole", "--model_path @lumina_mgpt", "--model lumina_mgpt"),
-    ("lumina_mgpt", "--model_path @anole", "--model anole"),
+    ("anole", "--model_path @lumina_mgpt", "model 'lumina_mgpt'"),
+    ("lumina_mgpt", "--model_path @anole", "model 'anole'"),
     ("llamagen", "--class_labels 1,2", "--prompt"),
     ("llamagen", "--tokenizer_base_path x", "--tokenizer_base_path"),
     ("llamagen", "--target_size 16", "8 px"),
@@ -38,7 +38,7 @@ OPTIONS = [
     ("lumina_mgpt", "--target_size 20", "<reserved08805>"),
     ("emu3", "--ratio 0:3", "--ratio 0:3"),
     ("emu3", "--target_size 1 --ratio 9:1", "--target_size 1"),
-    ("glm_image", "--target_size 64", "--height"),
+    ("glm_image", "--target_size 64", "height"),
     ("glm_image", "--ratio 1:1", "--ratio"),
     ("glm_image", "--cfg 2", "--cfg 2"),
     ("glm_image", "--record 1", "--record 1"),

@@ -77,15 +77,6 @@ def test_lantern_adds_relaxation_and_nothing_else() -> None:
         assert relaxed.tree == by_label[name].tree and relaxed.tree.depth == 3
 
 
-def test_lantern_relaxes_every_method_that_takes_it() -> None:
-    methods = "eagle-1 eagle-2-lantern self-draft sjd"
-    chosen = configurations(parsed(f"--lantern --temperatures 1 --methods {methods}")).values()
-    suffixed = [f"{name.removesuffix('-lantern')}-lantern" for name in methods.split()[:3]]
-    assert [method.label for method in chosen] == ["ar", *suffixed, "sjd"]
-    with pytest.raises(UserError, match=r"^--lantern"):
-        names("--lantern --methods sjd")
-
-
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
@@ -113,13 +104,13 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--reference transformers --model lumina_mgpt --methods self-draft", "--reference transformers"),
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),
-        ("--layers 4", "--layers 4: it needs --random_weights"),
-        ("--codes 4", "--codes 4: it needs --random_weights"),
+        ("--layers 4", "--layers 4: it belongs to --random_weights"),
+        ("--codes 4", "--codes 4: it belongs to --random_weights"),
         ("--random_weights --model anole --prompt x.txt", "--prompt x.txt"),
         ("--random_weights --model anole --attention flash", "--attention flash"),
         ("--methods ar --controls accept-all", "--controls accept-all"),
         ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt_depth_max 3"),
-        ("--model vicuna", "no model vicuna"),
+        ("--model vicuna", "vicuna"),
         ("--revision v1", "--revision v1"),
     ],
 )
@@ -217,7 +208,7 @@ def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch
     rows = result(*words, *more.split(), "--warmup", "0")["rows"]
     assert [row["method"] for row in rows] == ["ar", "eagle-2", "self-draft"]
     assert all(row["same_image"] == 1 and row["step_ms"] > 0 for row in rows)
-    some = "--model lumina_mgpt --random_weights --layers 1 --codes 8 --num_images 2 --seeds 2"
+    some = "--model lumina_mgpt --random_weights --layers 1 --codes 8 --num_images 2 --images_per_prompt 2"
     pipe, prompts = load(parsed(some), need_drafter=False)
     assert pipe.model.decoder.config.num_layers == len(pipe.model.decoder.blocks) == 1
     assert pipe.model.grid == Grid(2, 4, row_ends=True)
@@ -315,7 +306,8 @@ def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:
-    more = "--methods self-draft --total_token 4 auto --temperatures 1 --warmup 0 --num_images 2 --seeds 3"
+    more = "--methods self-draft --total_token 4 auto --temperatures 1 --warmup 0 --num_images 2"
+    more += " --images_per_prompt 3"
     found = result(*words, *more.split())
     rows = found["rows"]
     assert [(row["images"], row["same_image"]) for row in rows] == [(6, 1)] * 3

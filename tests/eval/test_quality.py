@@ -74,7 +74,7 @@ def words(checkpoints: Checkpoints, tmp_path: Path) -> list[str]:
 
 
 def test_bench(result: Result, words: list[str]) -> None:
-    words += "--methods eagle-2 gsd eagle-2-lantern --seeds 4 --warmup 0".split()
+    words += "--methods eagle-2 gsd eagle-2-lantern --images_per_prompt 4 --warmup 0".split()
     rows = {(row["method"], row["temperature"]): row for row in result(*words)["rows"]}
     assert len(rows) == 2 * 4 + 1 and ("ar, other seeds", 0.0) not in rows
     floor, ar, eagle, gsd, lantern = (

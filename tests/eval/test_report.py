@@ -138,8 +138,8 @@ def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     prompts.write_text('red heart\n<b>pizza & "wine"</b>\ncat\n')
     fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts)]
     for name, words in {
-        "ar": "--model_type base", "adt": "--drafter_type eagle --peanut --heatmaps 1",
-        "relaxed": "--drafter_type eagle --lantern --lantern_delta 0.9 --heatmaps 1",
+        "ar": "--model_type base", "adt": "--method adt-tree --heatmaps 1",
+        "relaxed": "--method eagle-2 --lantern --lantern_delta 0.9 --heatmaps 1",
     }.items():  # fmt: skip
         assert main.main(["generate_images", *fixed, *words.split(), "--output_dir", str(folder / name)]) == 0
     return folder
@@ -149,7 +149,7 @@ def test_what_is_missing_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.chdir(runs)
     for words, named in {
         "": "RESULT", "EMPTY": "EMPTY", "absent.json": "absent.json", "EMPTY --figures x": "EMPTY",
-        "EMPTY --race x.html --into y.md": "--into and --race", "ar --figures x --paper coco": "--paper",
+        "EMPTY --race x.html --into y.md": "--into y.md", "ar --figures x --paper coco": "--paper",
         "ar --paper coco": "--paper coco", "ar --write x": "ar:", "ar --into x": "ar:",
     }.items():  # fmt: skip
         assert named in refused("report", *words.split())

@@ -33,7 +33,15 @@ def finished(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory)
     (folder / "texts").mkdir()
     for name, text in DPG.items():
         (folder / "texts" / f"{name}.txt").write_text(text)
-    words = [*checkpoints["emoji"].words(), "--method", "ar", "--num_images", "-1", "--seeds", "4"]
+    words = [
+        *checkpoints["emoji"].words(),
+        "--method",
+        "ar",
+        "--num_images",
+        "-1",
+        "--images_per_prompt",
+        "4",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # the prompts are named as the tests find them in a copy
         for prompt, run in {"geneval.jsonl": "geneval", "texts": "dpg"}.items():
@@ -163,7 +171,7 @@ def test_a_run_that_does_not_fit_gives_no_folder(
         ("geneval --export_dpg out", "geneval.jsonl: make the run with --prompt dpg_bench/prompts"),
         ("dpg --export_geneval out", "texts: make the run with --prompt evaluation_metadata.jsonl"),
         ("texts --export_dpg out", "texts/generation_configs.json"),
-        ("dpg --export_dpg out --export_geneval out", "--export_geneval and --export_dpg"),
+        ("dpg --export_dpg out --export_geneval out", "it does not go with --export_geneval"),
         ("dpg --export_dpg dpg", "dpg/contact_sheet.png is not of this run"),
     ],
 )
@@ -181,7 +189,7 @@ def test_a_run_of_some_prompts_is_completed_by_the_command_that_the_error_names(
     words = ["generate_images", *checkpoints["emoji"].words(), "--prompt", "geneval.jsonl", "--method", "ar"]
     assert run(*words, "--num_images", 1, "--output_dir", "some")[0] == 0
     assert LOST.format(7, 8, "") in refused("report", "some", "--export_geneval", "out")
-    status, out, _ = run(*words, "--num_images", -1, "--seeds", 4, "--output_dir", "some")
+    status, out, _ = run(*words, "--num_images", -1, "--images_per_prompt", 4, "--output_dir", "some")
     assert status == 0 and json.loads(out.splitlines()[-1])["skipped"] == 1
     assert run(*words, "--slice", "0-1", "--output_dir", "some")[0] == 0
     for name in ("some", "geneval"):

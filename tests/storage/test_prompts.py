@@ -102,13 +102,13 @@ def test_a_folder_of_texts_is_a_prompt_each(tmp_path: Path) -> None:
 def test_seeds_repeat_the_selected_prompts_under_other_names(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     file.write_text('["a", "b", "c"]')
-    assert select(file, slice="1-3", seeds=3) == [
+    assert select(file, slice="1-3", images_per_prompt=3) == [
         ("1", "b"), ("2", "c"), ("1.1", "b"), ("2.1", "c"), ("1.2", "b"), ("2.2", "c"),
     ]  # fmt: skip
     file.write_text('[{"name": "x", "prompt": "a"}, {"name": "x.1", "prompt": "b"}]')
     assert len(select(file)) == 2
     with pytest.raises(UserError, match=r"p\.json.*'x\.1'"):
-        select(file, seeds=2)
+        select(file, images_per_prompt=2)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_trained_drafter_is_better_and_decoding_loads_it(
     # Only the newest state can be resumed.
     assert not (drafter_states.states(tmp_path)[0] / "trainer.pt").exists()
     decode = ["generate_images", *checkpoints[name].words(), "--drafter_path", state]
-    decode += "--drafter_type eagle --num_images 1 --heatmaps 0 --prompt thing --output_dir".split()
+    decode += "--method eagle-2 --num_images 1 --heatmaps 0 --prompt thing --output_dir".split()
     assert run(*decode, tmp_path / "images")[0] == 0
 
 
