@@ -18,7 +18,7 @@ from types import ModuleType
 # Before what PYTHONPATH names, and also where Python leaves a script's folder out (-I, PYTHONSAFEPATH).
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from adt_tree.errors import UserError
+from adt_tree.errors import UserError, is_out_of_memory
 from cli.parser import with_flags
 
 # command -> what it does; cli/COMMAND.py has its Options and its run(options); eval_* are in cli/evaluate.py
@@ -76,10 +76,17 @@ def dispatch(argv: Sequence[str]) -> None:
         raise
 
 
-def device_errors() -> tuple[type[Exception], ...]:
-    """Returns a tuple of torch's out-of-memory error, empty if the command has not imported torch."""
-    torch = sys.modules.get("torch")
-    return (torch.OutOfMemoryError,) if torch else ()
+def described(error: Exception) -> tuple[int, str]:
+    """Returns the exit status and the line for an error."""
+    if is_out_of_memory(error):
+        # The further sentences of torch's message are about its allocator.
+        cause = ". ".join(str(error).split(". ")[:2]) or "out of memory"
+        advice = "give a smaller --batch_size, a smaller --total_token or --precision bf16"
+        stored = "Finished images are stored, and so are codes without pixels"
+        return 2, f"error: {cause}: {advice}. {stored}: the same command continues from there"
+    if isinstance(error, UserError | OSError | FloatingPointError):
+        return 2, f"error: {error or type(error).__name__}"
+    return 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,22 +107,10 @@ def main(argv: Sequence[str]) -> int:
         # The reader of stdout has gone. Python flushes stdout once more at its exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (MemoryError, *device_errors()) as error:  # type: ignore[misc]
-        if debug:
-            raise
-        # The further sentences of torch's message are about its allocator.
-        cause = ". ".join(str(error).split(". ")[:2]) or "out of memory"
-        advice = "give a smaller --batch_size, a smaller --total_token or --precision bf16"
-        stored = "Finished images are stored, and so are codes without pixels"
-        status, line = 2, f"error: {cause}: {advice}. {stored}: the same command continues from there"
-    except (UserError, OSError, FloatingPointError) as error:
-        if debug:
-            raise
-        status, line = 2, f"error: {error or type(error).__name__}"
     except Exception as error:
         if debug:
             raise
-        status, line = 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+        status, line = described(error)
     print(" ".join(line.split()), file=sys.stderr)
     return status
 

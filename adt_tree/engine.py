@@ -17,6 +17,7 @@ from adt_tree.noise import Noise
 from adt_tree.noise_table import NoiseTable
 from adt_tree.records import Decoded
 from adt_tree.roles import Model, Request, Target
+from adt_tree.surroundings import with_own_settings
 from adt_tree.verify import Rule
 
 Loop = Callable[[Iterable[Request | None]], Iterator[StepOutput]]  # yields the outcome of every target call
@@ -38,7 +39,7 @@ class Engine:
         if not self._decoding.acquire(blocking=False):
             raise UserError("this engine decodes other images: end that run first, or take another engine")
         try:
-            yield from self.loop(requests)
+            yield from with_own_settings(self.loop(requests))
         finally:
             self._decoding.release()
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from adt_tree.engine import Engine, build
-from adt_tree.errors import NoRoom, UserError, integer
+from adt_tree.errors import NoRoom, integer, is_out_of_memory
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.roles import Model, Request
@@ -48,14 +48,8 @@ class EngineCache:
     def lease(self, method: Method, slots: int, prompt: int, grid: Grid | None = None) -> Iterator[Engine]:
         """Lends the caller the engine that take() gives for these arguments, until the block ends.
 
-        After an exception the engine is dropped, except when a generator is closed. UserError for a method
-        that decodes several rows at once, because callers show images as they grow in raster order.
+        After an exception the engine is dropped, except when a generator is closed.
         """
-        if not method.raster_order:
-            raise UserError(
-                f"method {method.label}: it decodes several rows at once, which only the commands bench and "
-                "generate_images do; choose another method"
-            )
         key, engine = self.take(method, slots, prompt, grid)
         try:
             yield engine
@@ -88,7 +82,9 @@ class EngineCache:
             self._drop(self._max_engines - 1)
             try:
                 return rounded, self._build(rounded)
-            except (NoRoom, MemoryError, torch.OutOfMemoryError):
+            except Exception as error:
+                if not (isinstance(error, NoRoom) or is_out_of_memory(error)):
+                    raise
                 self.clear()
             # Outside the handler, because the error holds a part of an engine.
             return exact, self._build(exact)

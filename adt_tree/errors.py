@@ -93,9 +93,17 @@ def as_seed(value: Any, name: str = "seed") -> int:
 def _index(value: Any) -> int | None:
     """Returns the integer that a value is; None if it is none."""
     try:
-        return None if isinstance(value, bool) else operator.index(value)
+        kind = str(getattr(value, "dtype", type(value).__name__))  # bool, torch.bool
+        return None if kind.endswith("bool") else operator.index(value)
     except (TypeError, ValueError, RuntimeError):  # torch raises the last two for several elements
         return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory ran out. torch's error for a CPU is a plain RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def store(instance: object, values: Mapping[str, object]) -> None:

@@ -94,6 +94,17 @@ class Pipeline:
         """model: as models.loading.load gives it. max_engines: number of engines kept for later calls, with
         their caches and, on CUDA, graphs; engines.clear() frees them."""
         self.model, self.engines = model, EngineCache(model, max_engines)
+        self._loaded: tuple[str, LoadOptions] | None = None  # the arguments of load()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies a Pipeline of from_pretrained() as its arguments, so that the copy loads the
+        model again. UserError for a model that is in memory alone."""
+        if self._loaded is None:
+            raise UserError(
+                f"a Pipeline of {self.model.name} that was not made by from_pretrained cannot be pickled or "
+                "copied: make one in each process"
+            )
+        return _load, self._loaded
 
     @classmethod
     def from_pretrained(
@@ -120,7 +131,7 @@ class Pipeline:
             precision=precision or options.precision,
             cuda_graphs=options.cuda_graphs if cuda_graphs is None else cuda_graphs,
         )
-        return cls(load(model, options))
+        return _load(expanded(model), options)
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = DEFAULTS) -> Pipeline:
@@ -231,6 +242,8 @@ class Pipeline:
         An image is finished when its codes fill the grid. Closing the iterator ends the decoding.
         """
         chosen = self.method(method, sampling=sampling, tree=tree, lantern=lantern)
+        if not chosen.raster_order:
+            raise UserError(f"method {chosen.label}: it decodes several rows at once; stream() needs one row")
         requests = self.requests(prompts, seed)
         with self.engines.lease(chosen, *size_of(requests, batch_size)) as engine:
             for output in engine.steps(requests):
@@ -310,11 +323,18 @@ class Pipeline:
         return picture
 
 
+def _load(model: str, options: LoadOptions) -> Pipeline:
+    """Returns a Pipeline that pickles as these arguments."""
+    pipe = Pipeline(load(model, options))
+    pipe._loaded = model, options
+    return pipe
+
+
 def listed(values: Any) -> list[Any] | None:
-    """Returns the entries of an iterable. None for a value that is none, for a text, and for sets and
+    """Returns the entries of an iterable. None for a value that is none, for a text or bytes, for sets and
     dictionaries, which are in no order or hold more than their keys."""
     try:
-        return None if isinstance(values, str | Set | Mapping) else list(values)
+        return None if isinstance(values, str | bytes | bytearray | Set | Mapping) else list(values)
     except TypeError:
         return None
 

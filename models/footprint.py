@@ -57,6 +57,7 @@ class Dimensions:
     codec_parameters: int | None = None
     noise: bool = True  # images are sampled, so that the noise of their next codes is stored
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs
+    libraries: int = 0  # bytes that cuBLAS and cuDNN take on a GPU
 
     @property
     def columns(self) -> int:
@@ -107,11 +108,11 @@ def published_dimensions(
 def parts(dims: Dimensions) -> dict[str, int]:
     """Returns bytes by part, and their `peak`: what exists all the time, and the larger of a pass and pixels.
 
-    Weights are exact, and so is the target's cache on a GPU; the rest is estimated, rather too high than too
-    low, but for the drafter's cache, of one layer, which holds depth x width entries of a tree. LlamaGen's
-    text encoder is left out: it is freed before decoding begins. Loading also needs room for one tensor and
-    the head's rows that score no code. On a CPU that packs weights (`packed`), caches are fp32 whatever
-    `element` says, and oneDNN compiles and stores some 0.6 MB for every product and number of rows.
+    Weights are exact, and so is the target's cache on a GPU; the rest is estimated. What libraries take on a
+    GPU counts only where `libraries` says so: on an H200 it was up to 180 MB of LIBRARIES. LlamaGen's text
+    encoder is left out: it is freed before decoding begins. Loading also needs room for one tensor and the
+    head's rows that score no code. On a CPU that packs weights (`packed`), caches are fp32 whatever `element`
+    says, and oneDNN compiles and stores some 0.6 MB for every product and number of rows.
     """
     drafter, vq = dims.drafter, dims.vq
     config = replace(dims.decoder, head_rows=dims.codes)  # loading cuts the head to the codes
@@ -160,7 +161,7 @@ def decoding_parts(dims: Dimensions) -> dict[str, int]:
 def decoding_peak(dims: Dimensions) -> int:
     """Returns the bytes that decoding allocates in a loaded model at its worst moment."""
     cache, noise, one_pass, pixels = decoding_parts(dims).values()
-    return cache + noise + max(one_pass, pixels)
+    return cache + noise + max(one_pass, pixels) + dims.libraries
 
 
 def _cache(config: DecoderConfig, dims: Dimensions) -> int:
@@ -191,7 +192,7 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         # torch keeps blocks that it has freed, and uses them again.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused - LIBRARIES
+        return torch.cuda.mem_get_info(device)[0] + unused
     if device.type != "cpu":
         return None
     try:

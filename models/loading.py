@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from adt_tree.errors import CheckpointError
+from adt_tree.surroundings import own_settings
 from models.checkpoint.config import read_config
 from models.checkpoint.files import expanded
 from models.checkpoint.hub import HubId, locate
@@ -39,7 +40,8 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     precision = pick_precision(options.precision, device, spec)
     if options.attention != "sdpa":
         _check_attention(options, device, precision, spec)
-    loaded = spec.reader.load(find_files(spec, options, device, precision))
+    with own_settings():
+        loaded = spec.reader.load(find_files(spec, options, device, precision))
     return replace(loaded, attention=options.attention, graphs=graphs)
 
 

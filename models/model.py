@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from adt_tree.grid import Grid
 from adt_tree.lantern import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.settings import Sampling
+from adt_tree.surroundings import own_settings
 from models.cell_tokens import CellIds
 from models.checkpoint.files import expanded
 from models.checkpoint.stored_module import StoredModule
@@ -31,7 +32,7 @@ from models.decoder.packed import cache_dtype, pack
 from models.decoder.transformer import Decoder, as_it_is, compiled
 from models.drafter import LLAMA, DrafterLayout, DrafterNet, EagleDrafter, load_drafter
 from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
-from models.footprint import Dimensions, check_room
+from models.footprint import LIBRARIES, Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
 from models.target import UNGUIDED, ARTarget, EncodedPrompt, Execution, PromptEncoder
 
@@ -52,6 +53,7 @@ class Model:
     drafter_sha: str | None
     drafter_layout: DrafterLayout  # the form of its drafters' config.json
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
+    check: Callable[[], None] | None = None  # UserError if it shares weights that have changed
     diffusion: DiffusionDecoder | None = None  # of a GLM-Image that was loaded from files
     attention: str = "sdpa"  # or flash
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
@@ -102,12 +104,16 @@ class Model:
         return self.codec.missing if self.diffusion is None else self.diffusion.missing
 
     def encode(self, text: str) -> EncodedPrompt:
-        """Returns a text as the prompt that a target's prefill takes. UserError as in PromptEncoder."""
-        return self.prompts(text)
+        """Returns a text as the prompt that a target's prefill takes. UserError as in PromptEncoder, and if
+        the weights are those of another model and have changed."""
+        if self.check is not None:
+            self.check()
+        with own_settings():
+            return self.prompts(text)
 
     def encode_all(self, texts: Sequence[str]) -> list[EncodedPrompt]:
         """Encodes all prompts of a run, then frees what only encoding needs, such as a text encoder."""
-        encoded = [self.prompts(text) for text in texts]
+        encoded = [self.encode(text) for text in texts]
         self.prompts.release()
         return encoded
 
@@ -157,6 +163,7 @@ class Model:
             element=cache_dtype(self.decoder.embed.weight).itemsize,
             noise=not sampling.greedy,
             graphs=self.graphs,
+            libraries=LIBRARIES if self.device.type == "cuda" else 0,
         )
 
     def drafter(self, target: ARTarget, max_depth: int, max_width: int) -> Drafter:
@@ -173,7 +180,8 @@ class Model:
         grid = torch.tensor(codes[self.grid.starts[-1] :], device=self.codebook.device)
         grid = grid.view(1, self.grid.height, self.grid.width)
         config = self.codec.config
-        pixels = to_uint8(self.codec.decode(grid), config is not None and config.rounds)
+        with own_settings():
+            pixels = to_uint8(self.codec.decode(grid), config is not None and config.rounds)
         return Image.fromarray(pixels[0].cpu().numpy())
 
     def nearest(self, k: int, table: Path | None = None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, is_out_of_memory
 from models.checkpoint.weights import Weights
 
 RANDOM = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
@@ -78,7 +78,7 @@ class StoredModule:
         try:
             module.load_state_dict(self.to_ours(weights), assign=True)
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise CheckpointError(
                     f"{source}: no room for the weights on {weights.device} as {weights.dtype}: choose a "
                     "smaller precision or another device"

@@ -9,14 +9,15 @@ decoding also copies all layers into oneDNN's layout (models.decoder.packed).
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from weakref import ref
 
 import torch
 
-from adt_tree.errors import CheckpointError
+from adt_tree.errors import CheckpointError, UserError, shown
 from models.checkpoint.config import refuse_quantised
 from models.checkpoint.hub import locate
 from models.checkpoint.weights import read_weights, weights_in_memory
@@ -54,9 +55,10 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     tokenizer: the processor or tokenizer of transformers that belongs to the model. It may be None if the
     model_type is in WITH_IMAGE_TOKENS; prompts are then token ids. options: those in READ are read; for
     Chameleon, tokenizer_base_path is the folder of Meta's VQGAN, because transformers has no pixel decoder
-    for it. The transformers model stays usable, but must not be trained or moved: shared weights would change
-    with it, copied ones would not. CheckpointError for another kind of model, for one that is quantised or
-    that decoding cannot run as it is, and for options that are not read.
+    for it. The transformers model stays usable, but must not be moved. If its weights change in place, shared
+    ones change and copied ones do not, so prompts are refused from then on. CheckpointError for another kind
+    of model, for one that is quantised, has hooks or cannot be decoded as it is, and for options that are not
+    read.
     """
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in FAMILY_OF:
@@ -64,6 +66,11 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
             f"a model of type {kind!r} cannot be adopted: the types that can are {', '.join(FAMILY_OF)}"
         )
     spec, title = spec_of(FAMILY_OF[kind]), f"the {kind} model"
+    if not model.can_generate():
+        raise CheckpointError(
+            f"{title} is a {type(model).__name__}, a part: give the whole model, with its head"
+        )
+    _refuse_hooks(model, title)
     refuse_quantised(model.config.to_dict(), title)
     device, precision = _placed(model, title)
     given = {"device": str(device), "precision": precision}
@@ -78,7 +85,26 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
     if kind == "chameleon" and folder.is_dir():  # its files may include pixels, which transformers leaves out
         state = state.beside(read_weights(folder))
     loaded = InMemory(model.config.to_dict(), state, _tokenizer(kind, tokenizer, model))
-    return spec.reader.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
+    ours = spec.reader.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
+    return replace(ours, check=Unchanged(ref(model), versions(model)))
+
+
+def versions(model: Any) -> tuple[int, ...]:
+    """Returns numbers that grow when the parameters are changed in place."""
+    return tuple(0 if part.is_inference() else part._version for part in model.parameters())
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Raises UserError once the parameters of an adopted model have changed. It keeps no model alive."""
+
+    model: ref[Any]
+    versions: tuple[int, ...]
+
+    def __call__(self) -> None:
+        model = self.model()
+        if model is not None and versions(model) != self.versions:
+            raise UserError("the model of transformers has changed since: call from_transformers again")
 
 
 def _tokenizer(kind: str, tokenizer: Any, model: Any) -> Any:
@@ -86,12 +112,26 @@ def _tokenizer(kind: str, tokenizer: Any, model: Any) -> Any:
     if tokenizer is None and kind in WITH_IMAGE_TOKENS:
         return None
     text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if not callable(text_tokenizer):
+        raise CheckpointError(
+            f"tokenizer {shown(tokenizer)}: give the tokenizer or processor of the {kind} model"
+        )
     if kind == "chameleon":
         return text_tokenizer.backend_tokenizer
     if text_tokenizer.chat_template is None:
         text_tokenizer = copy(text_tokenizer)  # the caller's stays as it is
         text_tokenizer.chat_template = getattr(tokenizer, "chat_template", None)
     return ChatTokenizer(text_tokenizer, "the tokenizer", model.generation_config.to_dict())
+
+
+def _refuse_hooks(model: Any, title: str) -> None:
+    """Raises CheckpointError for a forward hook, by which quantisation, offloading and adapters change what a
+    module computes. Those of transformers only store outputs."""
+    for name, module in model.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        foreign = [hook for hook in hooks if not hook.__module__.startswith("transformers.")]
+        if foreign or hasattr(module, "_hf_hook"):  # the second: of accelerate
+            raise CheckpointError(f"{title} has a hook on {name or 'itself'}: remove it, or merge its effect")
 
 
 def _placed(model: Any, title: str) -> tuple[torch.device, str]:

@@ -3,9 +3,11 @@ torch's defaults and the thread."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -181,7 +183,7 @@ def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["emoji", "llamagen", "janus_pro", "emu3", "glm_image"])
 def test_defaults_of_torch_change_nothing(checkpoints: Checkpoints, name: str) -> None:
     """A tensor that follows the default device would have no numbers here. Loading, all methods, relaxation
-    and pixels are tried. T5 is loaded by transformers, which itself refuses such a device."""
+    and pixels are tried, and T5, which transformers loads."""
     files, texts = checkpoints[name], ["1", "2"]
 
     def images() -> list[object]:
@@ -196,8 +198,30 @@ def test_defaults_of_torch_change_nothing(checkpoints: Checkpoints, name: str) -
         return results
 
     expected = images()
-    with defaults(torch.bfloat16, "cpu" if files.family.startswith("llamagen") else "meta"):
+    with defaults(torch.bfloat16, "meta"), torch.autocast("cpu", torch.bfloat16):
         assert images() == expected
+
+
+@pytest.mark.parametrize("method", ["ar", "self-draft", "eagle-2", "adt-tree"])
+def test_steps_of_a_stream_leave_the_callers_settings_alone(pipe: Pipeline, method: str) -> None:
+    """They change no code either, and are there again between the steps."""
+    expected = [step.codes for step in pipe.stream("sun", method, seed=3)]
+    codes = []
+    with defaults(torch.float16, "meta"), torch.autocast("cpu", torch.bfloat16):
+        for step in pipe.stream("sun", method, seed=3):
+            codes.append(step.codes)
+            settings = torch.get_default_dtype(), str(torch.get_default_device()), torch.is_grad_enabled()
+            assert settings == (torch.float16, "meta", True) and torch.is_autocast_enabled("cpu")
+    assert codes == expected
+
+
+def test_a_pipeline_pickles_as_the_arguments_of_loading(pipe: Pipeline) -> None:
+    expected = pipe("sun", seed=3).codes
+    for copied in (pickle.loads(pickle.dumps(pipe)), deepcopy(pipe)):
+        assert copied is not pipe and copied("sun", seed=3).codes == expected
+    made = Pipeline(pipe.model)
+    for copying in (pickle.dumps, deepcopy, copy):
+        assert "make one in each process" in refusal(lambda copying=copying: copying(made))
 
 
 def test_an_engine_makes_the_images_of_one_run_at_a_time(pipe: Pipeline) -> None:

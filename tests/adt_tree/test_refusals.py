@@ -8,8 +8,10 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
+import torch
 
 from adt_tree import AdaptiveTree, Lantern, Pipeline, Sampling, StaticTree, TreeShape
 from adt_tree.errors import as_seed
@@ -31,7 +33,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
     "tree.depth": (lambda x: TreeShape(x, 2, 4), (-1, 1.5, nan, "5")),
     "tree.beta": (lambda x: AdaptiveTree(beta=x), (-0.1, 1.1, nan, "x")),
     "tree.width_max": (lambda x: AdaptiveTree(width_max=x), (-1, 4.0, nan)),
-    "seed": (as_seed, (True, 1.5, nan, "7", None, [7])),
+    "seed": (as_seed, (True, 1.5, nan, "7", b"7", None, [7], torch.tensor(True), np.True_)),
 }
 START = {"depth_start": 4, "width_start": 4, "depth_max": 6, "width_max": 6, "depth_min": 2, "width_min": 2}
 CONSTANTS: list[dict[str, Any]] = [
@@ -55,6 +57,7 @@ CASES: list[tuple[Make, str]] = [
     (lambda pipe: pipe.method("eagle-2", tree=AdaptiveTree()), "eagle-2.*TreeShape.*AdaptiveTree"),
     (lambda pipe: pipe.method("eagle-1", tree=StaticTree("oak")), "tree 'oak'.*mc_sim_7b_63"),
     (lambda pipe: pipe("sun", method="eagle-2", tree=TreeShape(2, 65, 70)), " 65: .* 64 codes"),
+    (lambda pipe: pipe("sun", seed=b"7"), "seed b'7'"),
     # settings beside a whole method, and settings of another type
     (lambda pipe: pipe("sun", pipe.method("ar"), sampling=Sampling(0.0)), "sampling"),
     (lambda pipe: next(pipe.stream("sun", pipe.method("ar"), lantern=Lantern())), "lantern"),

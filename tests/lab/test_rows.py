@@ -300,12 +300,17 @@ def test_refused(make: Callable[[], object], words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd", "self-draft"])
-def test_other_doors_refuse(pipe: Pipeline, name: str) -> None:
+def test_the_python_api_makes_images_but_streams_none(pipe: Pipeline, name: str) -> None:
+    """The images are those of the engine, in any batch."""
     method = replace(pipe.method(name, tree=TREE if name == "self-draft" else None), relaxed=Rows(2))
     assert not method.exact and not replace(method, sampling=Sampling(0.0)).exact
-    for door in (lambda: pipe("sun", method), lambda: next(pipe.stream("sun", method))):
-        with pytest.raises(UserError, match=r"several rows at once.* bench and generate_images"):
-            door()
+    with pytest.raises(UserError, match=r"several rows at once; stream\(\)"):
+        next(pipe.stream("sun", method))
+    texts = ["sun", "red moon"]
+    out, requests = pipe(texts, method, seed=3, batch_size=2), pipe.requests(texts, 3)
+    assert len(out.images) == 2 and out.codes == pipe(texts, method, seed=3).codes
+    alone = {image.name: image.codes for image in pipe.engine(method, requests).decode(requests)}
+    assert out.codes == [alone[request.name] for request in requests]
     assert (name in pipe.methods) is (name == "self-draft")
 
 

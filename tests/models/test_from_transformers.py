@@ -132,6 +132,40 @@ def test_models_of_transformers_that_cannot_be_adopted(load_emu3: Callable[[], A
     assert "meta" in line(emu3.to("meta"))
 
 
+def test_a_model_that_has_changed_or_has_hooks_is_refused(load_emu3: Callable[[], Any]) -> None:
+    """A hook of transformers, which stores outputs, is none of them."""
+    emu3 = load_emu3()
+    emu3.model(torch.tensor([[1, 2]]), output_hidden_states=True)
+    pipe = Pipeline.from_transformers(emu3, None)
+    layer = emu3.model.text_model.layers[0]
+    assert pipe.model.check is not None
+    pipe.model.check()
+    for part in (layer.self_attn.q_proj, layer.mlp.down_proj, emu3.lm_head):
+        with torch.no_grad():
+            part.weight.mul_(-1.0)
+        assert "from_transformers again" in refusal(lambda pipe=pipe: pipe.model.encode("sun"))
+        pipe = Pipeline.from_transformers(emu3, None)
+        pipe.model.check()
+    for hook in (layer.register_forward_hook, layer.mlp.register_forward_pre_hook):
+        handle = hook(lambda *inputs: None)
+        assert "hook on model.text_model.layers.0" in refusal(lambda: Pipeline.from_transformers(emu3, None))
+        handle.remove()
+    Pipeline.from_transformers(emu3, None)
+
+
+def test_what_is_no_whole_model_or_no_tokenizer(checkpoints: Checkpoints) -> None:
+    import transformers
+
+    path = checkpoints["janus_pro"].path
+    model = transformers.JanusForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
+    for tokenizer in (None, "janus", path, 7):
+        line = refusal(lambda tokenizer=tokenizer: Pipeline.from_transformers(model, tokenizer))
+        assert "give the tokenizer or processor of the janus model" in line
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    for part in (model.model, model.model.language_model, model.model.language_model.layers):
+        assert refusal(lambda part=part: Pipeline.from_transformers(part, tokenizer))
+
+
 def test_the_callers_tokenizer_stays_as_it_is(checkpoints: Checkpoints) -> None:
     """A processor may hold the chat template that its tokenizer lacks."""
     import transformers
