@@ -47,8 +47,10 @@ class ChatTokenizer:
 
     @property
     def control(self) -> tuple[str, ...]:
-        """The texts that the tokenizer reads as control tokens."""
-        return control_tokens(self.tokenizer.added_tokens_decoder.values())
+        """The texts that the tokenizer reads as control tokens. Words that a user has added are none."""
+        added = self.tokenizer.added_tokens_decoder
+        published = self.tokenizer.init_kwargs.get("added_tokens_decoder", added)
+        return control_tokens(token for at, token in added.items() if token.special or at in published)
 
     def ids(self, text: str) -> list[int]:
         """Returns the ids of a text, with the special tokens that the tokenizer adds by itself."""

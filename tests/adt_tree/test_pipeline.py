@@ -205,11 +205,11 @@ def test_defaults_of_torch_change_nothing(checkpoints: Checkpoints, name: str) -
 @pytest.mark.parametrize("method", ["ar", "self-draft", "eagle-2", "adt-tree"])
 def test_steps_of_a_stream_leave_the_callers_settings_alone(pipe: Pipeline, method: str) -> None:
     """They change no code either, and are there again between the steps."""
-    expected = [step.codes for step in pipe.stream("sun", method, seed=3)]
+    expected = [code for step in pipe.stream("sun", method, seed=3) for code in step.codes]
     codes = []
     with defaults(torch.float16, "meta"), torch.autocast("cpu", torch.bfloat16):
         for step in pipe.stream("sun", method, seed=3):
-            codes.append(step.codes)
+            codes += step.codes
             settings = torch.get_default_dtype(), str(torch.get_default_device()), torch.is_grad_enabled()
             assert settings == (torch.float16, "meta", True) and torch.is_autocast_enabled("cpu")
     assert codes == expected

@@ -180,6 +180,21 @@ def test_the_callers_tokenizer_stays_as_it_is(checkpoints: Checkpoints) -> None:
     assert prompt == checkpoints["janus_pro"].load(need_drafter=False).encode("sun")
 
 
+def test_words_that_a_user_has_added_are_words(checkpoints: Checkpoints) -> None:
+    """They are encoded as the tokenizer does, also in angle brackets; a special token is still refused."""
+    import transformers
+
+    path = checkpoints["janus_pro"].path
+    model = transformers.JanusForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens(["<dog>", "blorp"])
+    tokenizer.add_tokens(["<cat>"], special_tokens=True)
+    ours = Pipeline.from_transformers(model, tokenizer).model
+    ids = set(tokenizer.convert_tokens_to_ids(["<dog>", "blorp"]))
+    assert len(ids) == 2 and ids <= {*ours.encode("a <dog> blorp").conditional}
+    assert "<cat> is a control token" in refusal(lambda: ours.encode("a <cat>"))
+
+
 def test_threads_adopt_one_model_one_after_the_other(load_emu3: Callable[[], Any]) -> None:
     emu3 = load_emu3()
     at_once: list[int] = []
