@@ -31,7 +31,8 @@ class Options(TargetOptions, ShardOptions):
     """The model, and the pictures that it encodes."""
 
     data_path: str = option(
-        "folder of pictures X.jpg, .jpeg, .png or .webp with captions X.txt, searched at any depth",
+        "folder of pictures X.jpg, .png, .webp or another that Pillow reads, with captions X.txt, at any "
+        "depth",
         "data/laion_coco",
         unit="DIR",
     )
@@ -43,17 +44,21 @@ class Options(TargetOptions, ShardOptions):
 
 
 def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
-    """Returns the pictures that have a caption, and the number of those that have none.
+    """Returns the pictures that have a caption, and the number of those that have none. Prints how many
+    pictures there are, and what is skipped.
 
     A picture's name is its path below root without the suffix. Raises UserError if two pictures have the same
     name, or if none has a caption.
     """
-    from eval.metrics.pictures import SUFFIXES  # imports torch, for which --help must not wait
+    from eval.metrics.pictures import counted, list_pictures  # imports torch, for which --help must not wait
 
     if not root.is_dir():
         raise UserError(f"--data_path {root}: not a folder; give one of pictures X.jpg with captions X.txt")
     pictures: dict[str, Path] = {}
-    for path in sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES):
+    paths, skipped = list_pictures(root)
+    captions = {path.with_suffix(".txt") for path in paths}
+    print(counted(root, paths, [path for path in skipped if path not in captions]))
+    for path in paths:
         name = path.relative_to(root).with_suffix("").as_posix()
         if name in pictures:
             other = pictures[name].name

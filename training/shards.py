@@ -185,9 +185,10 @@ class Shards:
 def read_shards(roots: Sequence[Path], model: Model) -> Shards:
     """Returns the images of the folders.
 
-    UserError names a folder that is damaged, empty or of another model.
+    UserError names a folder that is damaged, empty or of another model, or has the images of another one.
     """
     codes: list[Tensor] = []
+    first = dict[str, Path]()  # digest of a folder's images -> the folder
     shards = Shards(torch.empty(0), [], [], True)
     for root in roots:
         index = read_index(root)
@@ -196,12 +197,16 @@ def read_shards(roots: Sequence[Path], model: Model) -> Shards:
         remedy = "give that target as --model_path, or images of this one"
         refuse_other(index, facts, f"{root} holds images of another target:", remedy)
         shards.has_features &= bool(index["features"])
+        held = hashlib.sha256(json.dumps(index["shards"]).encode())
         for shard in index["shards"]:
             codes.append(_read_codes(root / shard["file"], len(shard["images"]), model))
+            held.update(codes[-1].numpy().tobytes())
             for row, image in enumerate(shard["images"]):
                 shards.texts.append(image["prompt"])
                 shards.names.append(f"{root.name}/{image['name']}")
                 shards._places.append((root / shard["file"], row))
+        if (other := first.setdefault(held.hexdigest(), root)) is not root:
+            raise UserError(f"data_dir {root}: it holds the images of {other} again; give one of them")
     if not codes:
         raise CheckpointError(f"{roots[0]} holds no images yet: let generate_train_data finish some")
     shards.codes = torch.cat(codes)

@@ -5,6 +5,7 @@ Images and prompts are paired by name, not by order, so a missing image does not
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from torch.nn import functional as F
 from adt_tree.errors import UserError
 from models.checkpoint.files import reading
 from storage.prompts import Prompt, read_file
-from storage.run_folder import RECORDS, file_name, read_statistics
+from storage.run_folder import IMAGES, RECORDS, SETTINGS, STATISTICS, file_name, read_statistics
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+# Folders of operating systems and network drives, with deleted files and small copies of pictures.
+SYSTEM = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file
 MAX_NAMES = 3  # file names listed in one error
 
@@ -34,28 +36,64 @@ class Pair:
     path: Path
 
 
+def list_pictures(folder: Path, deep: bool = True) -> tuple[list[Path], list[Path]]:
+    """Returns the pictures of a folder, and everything in it that is skipped, both in natural order.
+
+    A picture has a suffix of a format that Pillow reads. Hidden files and folders and those of SYSTEM are
+    skipped. Links are followed; a folder that is reached twice is read once. deep: search folders at any
+    depth. Raises OSError for a folder that cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    pictures, skipped, seen = list[Path](), list[Path](), set[str]()
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=fail):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        shown = [name for name in sorted(folders) if deep and not (name.startswith(".") or name in SYSTEM)]
+        skipped += [Path(place, name) for name in folders if name not in shown]
+        folders[:] = shown
+        for path in (Path(place, name) for name in files):
+            is_picture = path.suffix.lower() in suffixes and not path.name.startswith(".")
+            (pictures if is_picture else skipped).append(path)
+    return sorted(pictures, key=_natural), sorted(skipped, key=_natural)
+
+
+def counted(folder: Path, pictures: Sequence[Path], skipped: Sequence[Path]) -> str:
+    """Returns a line that says how many pictures a folder holds, and what is skipped in it."""
+    names = f"; {len(skipped)} skipped: {_first_names([path.name for path in skipped])}" if skipped else ""
+    return f"{folder}: {len(pictures)} pictures{names}"
+
+
 def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = False) -> list[Path]:
-    """Returns the first `count` images of a folder in natural order; -1: all of them.
+    """Returns the first `count` images of a folder in natural order; -1: all of them. Prints how many it has.
 
     If the folder is a run's, these are the images in img/. deep: search nested folders too, because reference
-    sets come as one folder per class. options: the names of the options that hold the folder and the count.
-    Raises a UserError with these names if there are no images, or fewer than count.
+    sets come as one folder per class; otherwise a folder img/ is taken for a run's. options: the names of the
+    options that hold the folder and the count. Raises a UserError with these names if there are no images, or
+    fewer than count.
     """
-    place = Path(folder)
-    if not place.is_dir():
+    root = place = Path(folder)
+    if not root.is_dir():
         raise UserError(f"{options[0]} {folder}: not a folder; give one that holds images")
-    place = place / "img" if (place / "img").is_dir() else place
-    entries = place.rglob("*") if deep else place.iterdir()
-    images = [path for path in entries if path.suffix.lower() in SUFFIXES and path.is_file()]
-    if not images and (Path(folder) / RECORDS).is_dir():
+    is_run = (root / SETTINGS).is_file() or any(root.glob(STATISTICS.format("*", "*")))
+    if (root / IMAGES).is_dir():
+        place = root / IMAGES if is_run or not deep else root
+    elif is_run and (root / RECORDS).is_dir():
         raise UserError(
             f"{options[0]} {folder}: the run's model gives codes, not pixels, so nothing can be scored"
         )
+    images, skipped = list_pictures(place, deep)
     if not images:
-        raise UserError(f"{options[0]} {place}: no image in it ({', '.join(SUFFIXES)})")
+        raise UserError(f"{options[0]} {counted(place, images, skipped)}; give a folder of pictures")
     if count > len(images):
         raise UserError(f"{options[1]} {count}: {options[0]} {folder} holds {len(images)} images; give fewer")
-    return sorted(images, key=_natural)[: count if count > 0 else None]
+    print(f"  {counted(place, images, skipped)}")
+    return images[: count if count > 0 else None]
 
 
 def _natural(path: Path) -> list[tuple[int, int | str]]:

@@ -177,10 +177,14 @@ def test_pictures_become_codes_of_their_centre(
     model, data, out = models[name], tmp_path / "data", tmp_path / "out"
     side = model.grid.height * model.codec.config.patch_size
     rng = np.random.default_rng(0)
-    (data / "below").mkdir(parents=True)
+    for folder in (tmp_path / "linked", data / ".thumbnails"):
+        folder.mkdir(parents=True)
+    (data / "below").symlink_to(tmp_path / "linked")
     pixels = {stem: rng.integers(0, 256, (side, side, 3), dtype=np.uint8) for stem in ("a", "below/b")}
     for stem, array in pixels.items():
-        Image.fromarray(array).save(data / f"{stem}.png")
+        Image.fromarray(array).save(data / f"{stem}.BMP")
+        Image.fromarray(array).save(data / ".thumbnails" / f"{stem[-1]}.png")
+        (data / ".thumbnails" / f"{stem[-1]}.txt").touch()
         (data / f"{stem}.txt").write_text(f"a picture\n of {stem[-1]} ")
     wide = rng.integers(0, 256, (side, 3 * side, 3), dtype=np.uint8)
     Image.fromarray(wide).save(data / "wide.png")
@@ -193,7 +197,7 @@ def test_pictures_become_codes_of_their_centre(
     assert run(*words, "--num_samples", "2")[0] == 0
     status, printed, _ = run(*words)
     last = json.loads(printed.splitlines()[-1])
-    assert status == 0
+    assert status == 0 and f"{data}: 5 pictures; 1 skipped: .thumbnails\n" in printed
     assert (last["damaged"], last["without_caption"], last["images"]) == (["torn"], 1, 3)
     shards = read_shards([out], model)
     assert sorted(shards.texts) == ["a picture of a", "a picture of b", "wide"]

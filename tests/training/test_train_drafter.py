@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -327,6 +328,20 @@ def test_a_folder_in_use_is_refused(refused: Refused, words: Words, data: Data, 
         with owned(tmp_path):
             assert f"{tmp_path} is in use by process {os.getpid()} on " in refused(*call)
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("again", ["", "/", "link", "copy"])
+def test_images_given_twice_are_refused(
+    refused: Refused, words: Words, data: Data, tmp_path: Path, again: str
+) -> None:
+    folder, second = data("emoji"), tmp_path / again
+    if again == "link":
+        second.symlink_to(folder)
+    elif again == "copy":
+        shutil.copytree(folder, second)
+    twice = f"{folder}{again}" if again in ("", "/") else second
+    command = [*words(tmp_path / "run"), "--data_dir", folder, twice]
+    assert "--data_dir" in (line := refused(*command)) and "again" in line
 
 
 def test_a_run_of_other_options_does_not_resume_a_state(
