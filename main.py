@@ -19,7 +19,7 @@ from types import ModuleType
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from adt_tree.errors import UserError, is_out_of_memory
-from cli.parser import with_flags
+from cli.parser import Options, with_flags
 
 # command -> what it does; cli/COMMAND.py has its Options and its run(options); eval_* are in cli/evaluate.py
 COMMANDS = {
@@ -42,6 +42,16 @@ COMMANDS = {
     "eval_hpsv2": "evaluate --metrics hps",
     "eval_quality": "evaluate --metrics effnet_fd",
 }
+STORED = (
+    "finished images, measurements and training checkpoints are stored; the same command continues from there"
+)
+SMALLER = {  # options that decide how much memory a command takes
+    "batch_size": "a smaller --batch_size",
+    "bs": "a smaller --bs",
+    "total_token": "a smaller --total_token",
+    "cache_gb": "a smaller --cache_gb",
+    "precision": "--precision bf16",
+}
 
 
 def overview() -> str:
@@ -56,6 +66,12 @@ def module_of(name: str) -> ModuleType:
     return import_module("cli.evaluate" if name.startswith("eval_") else f"cli.{name}")
 
 
+def options_of(name: str) -> type[Options]:
+    """Returns the class of a command's options."""
+    command = module_of(name)
+    return command.ALIASES[name] if name.startswith("eval_") else command.Options
+
+
 def dispatch(argv: Sequence[str]) -> None:
     """Parses and runs one command."""
     if not argv or argv[0] in ("-h", "--help"):
@@ -66,24 +82,23 @@ def dispatch(argv: Sequence[str]) -> None:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         raise UserError(f"main.py: {name!r} is unknown; {hint}")
-    command = module_of(name)
-    options = command.ALIASES[name] if name.startswith("eval_") else command.Options
+    options = options_of(name)
     parsed = options.parse(argv[1:], f"main.py {name}", COMMANDS[name])
     try:
-        command.run(parsed)
+        module_of(name).run(parsed)
     except UserError as error:
         error.args = (with_flags(str(error), options),)
         raise
 
 
-def described(error: Exception) -> tuple[int, str]:
-    """Returns the exit status and the line for an error."""
+def described(error: Exception, command: str) -> tuple[int, str]:
+    """Returns the exit status and the line for an error of a command."""
     if is_out_of_memory(error):
         # The further sentences of torch's message are about its allocator.
         cause = ". ".join(str(error).split(". ")[:2]) or "out of memory"
-        advice = "give a smaller --batch_size, a smaller --total_token or --precision bf16"
-        stored = "Finished images are stored, and so are codes without pixels"
-        return 2, f"error: {cause}: {advice}. {stored}: the same command continues from there"
+        offered = options_of(command).__dataclass_fields__
+        advice = " or ".join(words for name, words in SMALLER.items() if name in offered)
+        return 2, f"error: {cause}: give {advice or 'a larger machine'}; {STORED}"
     if isinstance(error, UserError | OSError | FloatingPointError):
         return 2, f"error: {error or type(error).__name__}"
     return 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
@@ -99,8 +114,7 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # --help ends so, and a command that reports a fault
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        stored = "finished images, measurements and training checkpoints are stored"
-        status, line = 130, f"interrupted: {stored}; the same command continues from there"
+        status, line = 130, f"interrupted: {STORED}"
         if debug:
             raise
     except BrokenPipeError:
@@ -110,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        status, line = described(error)
+        status, line = described(error, argv[0])
     print(" ".join(line.split()), file=sys.stderr)
     return status
 

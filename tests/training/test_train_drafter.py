@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,19 @@ def test_images_given_twice_are_refused(
     twice = f"{folder}{again}" if again in ("", "/") else second
     command = [*words(tmp_path / "run"), "--data_dir", folder, twice]
     assert "--data_dir" in (line := refused(*command)) and "again" in line
+
+
+@pytest.mark.parametrize("name", ["train_drafter", "evaluate", "generate_images"])
+def test_advice_for_more_memory_names_options_of_the_command(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(main.module_of(name), "run", full)
+    line, offered = refused(name), {f"--{item.name}" for item in fields(main.options_of(name))}
+    assert (named := set(re.findall(r"--\w+", line))) and named <= offered
+    assert ("--bs" in named) == (name == "train_drafter") != ("--batch_size" in named)
 
 
 def test_a_run_of_other_options_does_not_resume_a_state(
