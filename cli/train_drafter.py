@@ -63,11 +63,11 @@ class LossOptions(Base):
         reads={True: ("cfg_loss",)},
     )
     cfg_loss: bool = option(
-        "compare the guided distributions instead of those of each branch; needs --coupled",
-        False,
-        reads={True: ("cfg_scale",)},
+        "compare the guided distributions instead of those of each branch; needs --coupled", False
     )
-    cfg_scale: float = option("guidance scale of --cfg_loss", 3.0, unit="SCALE", least=0, most=100)
+    cfg_scale: float = option(
+        "guidance scale of --cfg_loss and of validation", 3.0, unit="SCALE", least=0, most=100
+    )
     ttt_steps: int = option(
         "unrolled steps; the first reads the target's features, each later one the features that the drafter "
         "computed in the step before",
