@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adt_tree.errors import CheckpointError, UserError
 from cli.parser import Options as Base
-from cli.parser import declare, option, positional
+from cli.parser import declare, option, positional, refuse
 from eval.tables import insert, markdown
 from models.published import Source
 from models.registry import LIQUID, SOURCES
@@ -22,12 +22,22 @@ def _readers(reads: str) -> str:
     return ", ".join(name for name, parts in SOURCES.items() if any(getattr(part, reads) for part in parts))
 
 
+def _read_by(name: str) -> list[str]:
+    """Returns the options that a checkpoint reads."""
+    parts = SOURCES[name]
+    read = {"file": any(part.choices for part in parts), "pixels": any(part.optional for part in parts)}
+    return ["revision", *(name for name, reads in read.items() if reads)]
+
+
 @declare("checkpoints")
 class Options(Base):
-    """get_ckpts"""
+    """Which checkpoints are fetched, or where their table goes."""
 
     names: tuple[str, ...] = positional(
-        f"checkpoints, among {', '.join(SOURCES)} (default: none; prints what each consists of)", "NAME"
+        f"checkpoints, among {', '.join(SOURCES)} (default: none; prints what each consists of)",
+        "NAME",
+        choices=tuple(SOURCES),
+        reads={False: ("into",), **{name: _read_by(name) for name in SOURCES}},
     )
     revision: str | None = option(
         "branch, tag or commit of the target's repository (default: its default branch)", unit="REV"
@@ -60,20 +70,10 @@ def run(options: Options) -> None:
 
 
 def check(options: Options) -> None:
-    """Raises UserError for an unknown name, and for options that none of the names reads."""
-    parts = [source for name in options.names for source in SOURCES.get(name, ())]
-    for name in options.names:
-        if name not in SOURCES:
-            raise UserError(f"get_ckpts {name}: unknown checkpoint; choose from {', '.join(SOURCES)}")
-    if options.names and options.into is not None:
-        raise UserError(f"--into {options.into}: it writes the whole table; give no NAME")
-    if options.revision is not None and len(options.names) != 1:
-        raise UserError(f"--revision {options.revision}: it belongs to one repository; give one NAME")
-    if options.pixels and not any(source.optional for source in parts):
-        raise UserError(f"--pixels: it belongs to {_readers('optional')}; leave it out")
-    files = [file for source in parts for file in source.choices]
-    if options.file is not None and not files:
-        raise UserError(f"--file {options.file}: it belongs to {_readers('choices')}; leave it out")
+    """Raises UserError for options that do not fit the names."""
+    files = [file for name in options.names for source in SOURCES[name] for file in source.choices]
+    if len(options.names) > 1:
+        refuse(options, "revision", "it belongs to one repository; give one NAME")
     if options.file is not None and options.file not in files:
         raise UserError(f"--file {options.file}: choose one of {', '.join(files)}")
 

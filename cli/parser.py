@@ -108,7 +108,8 @@ class Options:
         """Returns a command line's options. Raises a UserError of one line for bad words, and for an option
         that would change nothing; --help exits."""
         options = cls(**Parser(cls, prog, description).parse(argv))
-        refuse_unread(options)
+        for name, reason in unread(options).items():
+            refuse(options, name, reason)
         return options
 
 
@@ -135,17 +136,13 @@ def unread(options: Any) -> dict[str, str]:
             keys = [key for key, names in reads.items() if name in names]
             if as_written(options, name) is None or any(_is(value, key) for key in keys):
                 continue
+            flag = item.metadata["unit"] if item.metadata.get("positional") else f"--{item.name}"
             named = ", ".join(str(key) for key in keys if not isinstance(key, bool))
             if named or True in keys:
-                reasons[name] = f"it belongs to {flag_of(item)} {named}".rstrip()
+                reasons[name] = f"it belongs to {flag} {named}".rstrip()
             else:
                 reasons[name] = f"it does not go with {as_written(options, item.name)}"
     return reasons
-
-
-def flag_of(item: Field[Any]) -> str:
-    """Returns the flag of an option, or the placeholder of the words without a flag."""
-    return str(item.metadata["unit"]) if item.metadata.get("positional") else f"--{item.name}"
 
 
 def _is(value: Any, key: Any) -> bool:
@@ -159,12 +156,6 @@ def refuse(options: Any, name: str, reason: str) -> None:
     """Raises UserError if an option is given that is not read. reason: why it is not."""
     if (written := as_written(options, name)) is not None:
         raise UserError(f"{written}: {reason}; leave it out")
-
-
-def refuse_unread(options: Any) -> None:
-    """Raises UserError for the first given option that would change nothing."""
-    for name, reason in unread(options).items():
-        refuse(options, name, reason)
 
 
 def with_flags(line: str, cls: type[Options]) -> str:

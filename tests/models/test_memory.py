@@ -184,7 +184,7 @@ def test_the_command(run: Run, refused: Refused) -> None:
     uncut = by_model["anole"]["target"] + 2 * (65_536 - 8_192) * 4_096  # with the rows that score no code
     assert uncut == pytest.approx(14.1e9, rel=0.01)  # published: 14.3 with the VQ encoder
     assert by_model["anole"]["cache"] < 1.3e9  # the released code allocates 4.3
-    assert "memory emoji" in refused("memory", "emoji")
+    assert "'emoji' is unknown" in refused("memory", "emoji")
 
 
 def test_a_drafter_pass_reads_a_share_of_the_target() -> None:
