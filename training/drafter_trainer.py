@@ -166,7 +166,7 @@ class Trainer:
         outcomes = [self.pass_outcome(number) for number in range(settings.gradient_accumulation_steps)]
         losses = torch.stack([outcome.loss.detach() for outcome in outcomes])
         loss = self.accelerator.reduce(losses.mean(), "mean").item()
-        self.require_finite("the loss of the next step", loss)
+        self.require_finite(f"the loss of step {self.step + 1}", loss)
         if settings.grad_clip:
             by_value = settings.grad_clip_by == "value"
             clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
@@ -178,11 +178,11 @@ class Trainer:
         return loss, outcomes[-1].agreement[0]
 
     def require_finite(self, what: str, value: float) -> None:
-        """Raises FloatingPointError, which names step and learning rate, if a value is not finite."""
+        """Raises FloatingPointError, which names the learning rate, if a value is not finite."""
         if not math.isfinite(value):
             rates = " and ".join(f"{optimiser.param_groups[0]['lr']:g}" for optimiser in self.optimisers)
             raise FloatingPointError(
-                f"step {self.step}, learning rate {rates}: {what} is {value}; the last saved state is kept. "
+                f"{what} is {value} at learning rate {rates}; the last saved state is kept. "
                 "Give a smaller rate and another folder for states, or data whose features are finite"
             )
 
@@ -307,7 +307,7 @@ def loop(trainer: Trainer, fixed: dict[str, Any], root: Path) -> dict[str, Any] 
                 losses = []
             if due(settings.save_freq):
                 norm = nn.utils.get_total_norm([*trainer.net.parameters()])
-                trainer.require_finite("the norm of the weights", norm.item())
+                trainer.require_finite(f"the norm of the weights after step {trainer.step}", norm.item())
                 if main:
                     payload, epoch = trainer.payload(fixed), -(-trainer.step // epoch_steps)
                     newest = drafter_states.save(root, epoch, payload, trainer.write)
