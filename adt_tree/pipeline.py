@@ -104,7 +104,7 @@ class Pipeline:
                 f"a Pipeline of {self.model.name} that was not made by from_pretrained cannot be pickled or "
                 "copied: make one in each process"
             )
-        return _load, self._loaded
+        return _load, (type(self), *self._loaded)
 
     @classmethod
     def from_pretrained(
@@ -131,7 +131,7 @@ class Pipeline:
             precision=precision or options.precision,
             cuda_graphs=options.cuda_graphs if cuda_graphs is None else cuda_graphs,
         )
-        return _load(expanded(model), options)
+        return _load(cls, expanded(model), options)
 
     @classmethod
     def from_transformers(cls, model: Any, tokenizer: Any, *, options: LoadOptions = DEFAULTS) -> Pipeline:
@@ -323,9 +323,9 @@ class Pipeline:
         return picture
 
 
-def _load(model: str, options: LoadOptions) -> Pipeline:
-    """Returns a Pipeline that pickles as these arguments."""
-    pipe = Pipeline(load(model, options))
+def _load(cls: type[Pipeline], model: str, options: LoadOptions) -> Pipeline:
+    """Returns a Pipeline, of a subclass perhaps, that pickles as these arguments."""
+    pipe = cls(load(model, options))
     pipe._loaded = model, options
     return pipe
 
