@@ -134,7 +134,16 @@ def stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def open_streams() -> None:
+    """Gives the process the streams that it was started without, as by cron or 2>&-, so that no file takes
+    their numbers."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+
+
 if __name__ == "__main__":
+    open_streams()
     signal.signal(signal.SIGTERM, stop)
     if not sys.stderr.isatty():  # a log gets a line of progress now and then, and none for short work
         os.environ.setdefault("TQDM_MININTERVAL", "10")

@@ -74,7 +74,3 @@ class Lantern:
                 f"lantern.k {self.k}: the codebook has {num_codes} codes; give at most {num_codes - 2}"
             )
         return self.k
-
-
-# LANTERN's settings in bench and on the demo page: under the published ones images often stay the same.
-RELAXED = Lantern(delta=0.5, max_k=100)

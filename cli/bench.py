@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import LANTERN_SUFFIX, METHODS, Method, all_names, split_name
-from adt_tree.settings import RELAXED
 from cli.method_options import (
     METHOD_OPTIONS,
     AdaptOptions,
@@ -187,7 +186,7 @@ def run(options: Options) -> None:
     environment, stored_options = describe(model), resolved_options(options, model)
     fingerprint = {
         **{name: value for name, value in stored_options.items() if name not in NOT_MEASURED},
-        **{name: value for name, value in environment.items() if name not in ("date", "dirty")},
+        **{name: value for name, value in environment.items() if name not in ("commit", "date", "dirty")},
         "prompts": [(prompt.name, prompt.text) for prompt in prompts],
     }
     folder = Path(options.output_dir)
@@ -245,7 +244,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         if not all(takes(METHODS[split_name(name)[0]], *pair) for pair in pairs):
             continue
         names_measured.add(name)
-        method = method_from(method_options, RELAXED)
+        method = method_from(method_options)
         options_read |= {option for option in (*VARIABLE, *OTHERS) if as_written(method_options, option)}
         # The varied options that this method reads; tables show them.
         shown = tuple((key, value) for key, value in pairs if getattr(method_options, key) is not None)

@@ -6,6 +6,7 @@ The published commands eval_fid_clip, eval_prec_recall and eval_hpsv2 are this o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,6 +277,7 @@ def _aesthetic(options: Options, sets: Sets) -> Scores:
 def _precision_recall(options: Options, sets: Sets) -> Scores:
     from eval.metrics.distances import precision_recall
     from eval.metrics.networks import read_features, vgg16, write_features
+    from eval.metrics.scores import warning_if_not_stored
 
     network = vgg16(weights_file(options.vgg_path, "--vgg_path"), sets.device)
     store = Path(options.fname_precalc) if options.fname_precalc else None
@@ -284,7 +286,9 @@ def _precision_recall(options: Options, sets: Sets) -> Scores:
     else:
         real = sets.features("vgg16", network, real=True)
         if store is not None:
-            write_features(store, real, network.digest)
+            # Without images to score the file is all that is asked for.
+            with warning_if_not_stored() if sets.fakes else nullcontext():
+                write_features(store, real, network.digest)
     if not sets.fakes:
         return {}
     sets.num_reals = len(real)

@@ -14,11 +14,10 @@ from typing import Any
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
 from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
-from adt_tree.settings import Lantern
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, sampling_of
 from cli.parser import Options, as_written, declare, option, refuse, unread
-from cli.relaxed import PUBLISHED_LANTERN, LanternOptions, LanternSwitch, RowOptions, readers
+from cli.relaxed import LanternOptions, LanternSwitch, RowOptions, readers
 from models.registry import SPECS
 
 # Options that some method does not read.
@@ -201,8 +200,8 @@ class DecodingOptions(
     """Everything that decides an image, except for its prompt and seed."""
 
 
-def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) -> Method:
-    """Returns the method that the options ask for. lantern: what --lantern means without further options.
+def method_from(options: DecodingOptions) -> Method:
+    """Returns the method that the options ask for.
 
     Raises UserError for options that contradict one another, and for an option that the method does not read.
     """
@@ -215,7 +214,7 @@ def method_from(options: DecodingOptions, lantern: Lantern = PUBLISHED_LANTERN) 
         spec.name,
         sampling_of(options, SPECS[options.model]),
         tree_of(options, spec),
-        replace(lantern, **changes) if options.lantern else None,
+        replace(SPECS[options.model].lantern, **changes) if options.lantern else None,
         options.verify or "coupled",
         options.rules or "fixed",
         options.seed_cells,

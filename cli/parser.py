@@ -13,8 +13,10 @@ mistake raises a UserError of one line. This file does not import torch, because
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -319,8 +321,11 @@ def _text(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    """Returns a path or an id as text, with the home folder for a leading ~."""
-    return expanded(_text(text))
+    """Returns a path or an id as text, with the home folder for a leading ~ and the values of variables."""
+    path = expanded(_text(text))
+    if re.search(r"\$\{?\w", path) and not os.path.exists(path):
+        raise argparse.ArgumentTypeError(f"{path!r} names a variable that is not set")
+    return path
 
 
 class _Loader(yaml.BaseLoader):
@@ -340,7 +345,13 @@ class _Loader(yaml.BaseLoader):
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the entries of a flat YAML file. Raises CheckpointError if it is missing or damaged."""
     with reading(path, "give a flat list of `option: value` lines by --config"):
-        content = yaml.load(read_text(path), _Loader) or {}
+        text = read_text(path)
+        if path.suffix.lower() != ".json":
+            content = yaml.load(text, _Loader) or {}
+        else:  # stored by a run: options that were not given are null, and its other facts are objects
+            stored = json.loads(text, parse_int=str, parse_float=str).items()
+            given = ((name, value) for name, value in stored if name not in NOT_IN_FILES)
+            content = {name: value for name, value in given if not isinstance(value, dict | None)}
         if not isinstance(content, dict):
             raise ValueError("is not a list of options")
     return content

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from adt_tree.method import METHODS
-from adt_tree.settings import RELAXED, Lantern
+from cli.options import by_model
 from cli.parser import Options, declare, option
+from models.family import PUBLISHED_LANTERN as USUAL
 
-PUBLISHED_LANTERN = Lantern()
 LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 
 
@@ -20,14 +20,15 @@ class LanternOptions(Options):
     """The settings of relaxed acceptance."""
 
     lantern_k: int | None = option(
-        f"number of neighbours whose probability counts (default: {PUBLISHED_LANTERN.max_k}, in bench "
-        f"{RELAXED.max_k}, or an eighth of the codebook if that is less)",
+        f"number of neighbours whose probability counts (default: {USUAL.max_k}"
+        f"{by_model(USUAL.max_k, lambda spec: spec.lantern.max_k)}; or an eighth of the codebook if that is "
+        "less)",
         unit="CODES",
     )
     lantern_delta: float | None = option(
         "up to 1: bound on the probability that a code gains from its neighbours; above 1: LANTERN++'s "
-        f"factor on the probability of the code itself (default: the published {PUBLISHED_LANTERN.delta:g}, "
-        f"in bench {RELAXED.delta:g})",
+        f"factor on the probability of the code itself (default: {USUAL.delta:g}"
+        f"{by_model(USUAL.delta, lambda spec: spec.lantern.delta)})",
         unit="D",
     )
     lantern_table: str | None = option(

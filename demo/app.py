@@ -18,7 +18,6 @@ import gradio as gr
 from adt_tree.errors import UserError
 from adt_tree.method import METHODS
 from adt_tree.pipeline import Pipeline, StreamStep
-from adt_tree.settings import RELAXED
 from demo.race_page import race_frame
 from demo.recording import recording_of
 
@@ -61,7 +60,7 @@ def race(
         sampling = replace(pipe.sampling, temperature=temperature, guidance=guidance)
         recordings = []
         for name in (left, right):
-            relaxed = RELAXED if lantern and METHODS[name].lantern else None
+            relaxed = pipe.model.spec.lantern if lantern and METHODS[name].lantern else None
             method = pipe.method(name, sampling=sampling, lantern=relaxed)
             steps, reported = list[StreamStep](), 0.0
             with closing(pipe.stream(prompt, method=method, seed=seed)) as stream:

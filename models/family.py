@@ -17,7 +17,7 @@ from adt_tree.errors import CheckpointError, UserError, store
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import method_spec
 from adt_tree.policy import AdaptiveTree, TreeSettings, TreeShape
-from adt_tree.settings import Sampling
+from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from models.checkpoint.files import expanded
 from models.checkpoint.hub import locate
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Default draft trees of EAGLE-2: depth, width, number of drafted nodes.
 RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
 # Default of ADT-Tree: start, greatest width and budget of that tree; the rest as tuned on the embedded model.
+PUBLISHED_LANTERN = Lantern()
 RELEASED_ADAPTIVE = AdaptiveTree(depth_start=5, width_start=10, width_max=10, budget=58)
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # precision -> name in torch
@@ -166,6 +167,7 @@ class ModelFamily:
     tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
     adaptive: AdaptiveTree = RELEASED_ADAPTIVE  # default tree of ADT-Tree
     static_tree: str = "mc_sim_7b_63"  # default tree of EAGLE-1
+    lantern: Lantern = PUBLISHED_LANTERN  # what LANTERN means without further settings
     guidance: float = 3.0  # published default
     temperature: float = 1.0  # published default
     top_k: int = TOP_K  # published default

@@ -23,6 +23,9 @@ from models.family import DEFAULTS, PRECISIONS, Checkpoint, LoadOptions, ModelFa
 from models.model import DTYPES, Model
 from models.registry import SPECS
 
+# A launcher's number of a process on its machine: accelerate launch and torchrun, Open MPI, MPICH, srun.
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
 
 def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Model:
     """Loads the model that `model` names: a family of models.registry, or a checkpoint's folder or hub id.
@@ -132,18 +135,21 @@ def pick_device(name: str) -> str:
         if int(name[5:]) >= visible:
             raise CheckpointError(f"device {name}: {visible} CUDA devices are visible; they count from 0")
         return name
-    if "WORLD_SIZE" in os.environ:  # set by launchers: accelerate launch, torchrun
-        rank = os.environ.get("LOCAL_RANK", "0")
+    variable = next((variable for variable in LOCAL_RANKS if variable in os.environ), None)
+    if variable is not None:
+        rank = os.environ[variable]
         if not rank.isdecimal():
             raise CheckpointError(
-                f"LOCAL_RANK={rank!r}: the launcher's variable is not a number; unset it or repair it"
+                f"{variable}={rank!r}: the launcher's variable is not a number; unset it or repair it"
             )
-        if int(rank) >= visible:
+        # srun and mpirun may show each process its own device alone.
+        index = 0 if visible == 1 and variable != "LOCAL_RANK" else int(rank)
+        if index >= visible:
             raise CheckpointError(
-                f"device {name}: LOCAL_RANK={rank}, but {visible} CUDA devices are visible; launch one "
+                f"device {name}: {variable}={rank}, but {visible} CUDA devices are visible; launch one "
                 "process per device"
             )
-        torch.cuda.set_device(int(rank))
+        torch.cuda.set_device(index)
     return "cuda"
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from adt_tree.errors import CheckpointError
 from adt_tree.policy import AdaptiveTree, TreeShape
+from adt_tree.settings import Lantern
 from models.family import EMBEDDED_TREE, RELEASED_ADAPTIVE, Fields, ModelFamily, Shapes
 from models.published import CKPTS, Networks, Source
 
@@ -99,6 +100,7 @@ EMOJI = ModelFamily(
     home=CKPTS / "emoji",
     tree=EMBEDDED_TREE,
     adaptive=AdaptiveTree(),
+    lantern=Lantern(delta=0.5, max_k=100),  # under the published settings images often stay the same
     fp32_on_cpu=True,
     reference=True,
 )

@@ -14,7 +14,7 @@ from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
-from adt_tree.settings import Lantern, Sampling
+from adt_tree.settings import Sampling
 from serve.api_errors import ApiError, invalid
 from serve.settings import MAX_IMAGES, Settings
 
@@ -31,7 +31,7 @@ class Fields(BaseModel):
 class LanternFields(Fields):
     """LANTERN's settings; those left out are the published ones."""
 
-    delta: Annotated[float, Field(ge=0, le=100)] = Lantern().delta
+    delta: Annotated[float | None, Field(ge=0, le=100)] = None
     k: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -138,8 +138,8 @@ def method_of(request: ImageRequest, pipe: Pipeline) -> Method:
     sampling = replace(pipe.sampling, **given)
     lantern = None
     if request.lantern:
-        fields: dict[str, Any] = {} if request.lantern is True else request.lantern.model_dump()
-        lantern = Lantern(**fields)
+        fields = {} if request.lantern is True else request.lantern.model_dump(exclude_none=True)
+        lantern = replace(pipe.model.spec.lantern, **fields)
     try:
         if lantern:
             lantern.neighbours(num_codes)

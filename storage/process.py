@@ -14,16 +14,28 @@ import torch
 
 from adt_tree.errors import UserError
 
+LAUNCHERS = (  # variables of a process's number and of the number of processes
+    ("RANK", "WORLD_SIZE"),  # accelerate launch, torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI
+    ("PMI_RANK", "PMI_SIZE"),  # that of MPICH and Intel MPI
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; in a batch script without srun the first is 0
+)
 ROOT = Path(__file__).resolve().parents[1]
-CODE = ("adt_tree", "models", "eval", "cli", "serve", "training", "demo", "main.py")
+CODE = ("adt_tree", "lab", "models", "storage", "eval")  # the folders on which a measurement depends
 
 
 def worker() -> tuple[int, int]:
-    """Returns this process's number, from 0, and how many processes the launcher started: RANK and WORLD_SIZE
-    of accelerate launch and torchrun. Without a launcher: (0, 1). Raises UserError for other values, and if
-    one of the two is missing."""
-    values = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
-    if not any(values.values()):
+    """Returns this process's number, from 0, and how many processes the launcher started. Without a launcher:
+    (0, 1). Raises UserError if the variables of a launcher are damaged, or one of the two is missing."""
+    found = [{name: os.environ.get(name, "") for name in names} for names in LAUNCHERS]
+    values = next((values for values in found if any(values.values())), {})
+    if values.get("SLURM_STEP_NUM_TASKS") == "":
+        tasks = os.environ.get("SLURM_NTASKS", "1")
+        if tasks != "1":
+            remedy = "start this command by srun, or unset SLURM_PROCID to run it once"
+            raise UserError(f"SLURM_NTASKS={tasks} outside of srun: {remedy}")
+        values = {}
+    if not values:
         return 0, 1
     for name, value in values.items():
         if not value.isdecimal():
@@ -32,7 +44,8 @@ def worker() -> tuple[int, int]:
             )
     rank, count = (int(value) for value in values.values())
     if rank >= count:
-        raise UserError(f"RANK={rank} with WORLD_SIZE={count}: ranks count from 0; unset or repair them")
+        shown = " with ".join(f"{name}={value}" for name, value in values.items())
+        raise UserError(f"{shown}: processes count from 0; unset or repair them")
     return rank, count
 
 
@@ -40,7 +53,7 @@ def refuse_several() -> None:
     """Raises UserError under a launcher of several processes, for a command that does not divide its work."""
     count = worker()[1]
     if count > 1:
-        raise UserError(f"WORLD_SIZE={count}: this command runs in one process; start it without a launcher")
+        raise UserError(f"a launcher has started {count} processes: this command runs in one; start it alone")
 
 
 def synchronise(device: torch.device) -> None:
@@ -52,18 +65,20 @@ def synchronise(device: torch.device) -> None:
 def environment(device: str) -> dict[str, Any]:
     """Returns the origin of a figure measured now: commit, date, device, threads and torch's version.
 
-    device: cpu or cuda. "changes" is a hash of uncommitted changes to the code that runs, or None. If git
-    fails, or its repository does not hold this code, all three are None: the code is unknown.
+    device: cpu or cuda. "code" is a hash of the code that is measured. If git fails, or its repository does
+    not hold this code, "commit" and "dirty" are None.
     """
     cpu = torch.cpu.get_capabilities().get("cpu_name", "unknown")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU, {cpu}"
     # A repository around a copy of this code, such as a user's, says nothing of it.
     git = _git if _git("ls-files", "--error-unmatch", __file__) else lambda *_: None
-    changes, status = git("diff", "HEAD", "--", *CODE), git("status", "--porcelain", "--untracked-files=no")
+    status, code = git("status", "--porcelain", "--untracked-files=no"), hashlib.sha256()
+    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
+        code.update(path.read_bytes())
     return {
         "commit": git("rev-parse", "--short", "HEAD"),
         "dirty": None if status is None else bool(status),
-        "changes": hashlib.sha256(changes.encode()).hexdigest()[:16] if changes else None,
+        "code": code.hexdigest()[:16],
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "device": name,
         "threads": torch.get_num_threads(),

@@ -37,6 +37,9 @@ NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annot
     "MSCOCO2014Val": ("captions_val2014.json", "captions_val_2014.json"),
 }
 SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl")
+# Names of files, such as prompts/a.text and a.yaml. "a cat/dog. Wow" is none: its last part has a space.
+FILE = r"[/\\][^/\\\s]+\.[A-Za-z]\w{0,5}$|^\S+\.(parquet|arrow|xlsx|ya?ml|md|gz|zip|ndjson|pkl)$"
+STDIN = "/dev/stdin"
 TEXT_COLUMNS = ("prompt", "caption", "text")
 NAME_COLUMNS = ("name", "id")
 FACT_COLUMNS = ("category", "challenge")  # columns of PartiPrompts that go into the statistics
@@ -150,6 +153,9 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
         return [Prompt(str(label), str(label), label) for label in args.class_labels]
     if source is None:
         return read_file(default, args.captions)
+    if _is_stream(source):
+        _refuse_captions(args.captions, source)
+        return read_stream(Path(STDIN if source == "-" else source))
     if source in NAMED:
         return read_file(_find(source, Path(args.prompt_dir)), args.captions)
     if os.path.isdir(expanded(source)):
@@ -162,6 +168,12 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
     if args.num_images < 1:
         raise UserError(f"--num_images {args.num_images}: a text is repeated, so give the number of images")
     return [Prompt(str(row), source, row) for row in range(args.num_images)]
+
+
+def _is_stream(source: str) -> bool:
+    """Returns whether a text names the standard input, a pipe or a device."""
+    plain = os.path.isfile(source) or os.path.isdir(source)
+    return source in ("-", STDIN) or (os.path.exists(source) and not plain)
 
 
 def _find(name: str, folder: Path) -> Path:
@@ -185,8 +197,7 @@ def _refuse_names(text: str) -> None:
     """Raises UserError for a text that is empty, or that looks like the name of a file or a prompt set."""
     if not text.strip():
         raise UserError("--prompt is empty: give a text, a file or the name of a prompt set")
-    # Paths such as prompts/a.yaml; "a cat/dog. Wow" is none, because its last part has a space.
-    if os.path.isfile(expanded(text)) or re.search(r"[/\\][^/\\\s]+\.[A-Za-z]\w{0,5}$", text):
+    if os.path.isfile(expanded(text)) or re.search(FILE, text, re.IGNORECASE):
         raise UserError(
             f"--prompt {text[:80]}: prompt files end in {', '.join(SUFFIXES)}; give one, or a text"
         )
@@ -211,6 +222,15 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
         _refuse_captions(captions, str(path))
     if not prompts:
         raise UserError(f"prompt file {path} holds no prompt")
+    return prompts
+
+
+def read_stream(path: Path) -> list[Prompt]:
+    """Returns the prompts of a pipe or the standard input, one a line. Raises UserError if there is none."""
+    with reading(path, "give one prompt a line in UTF-8"):
+        prompts = _from_rows(_rows(read_text(path), ".txt"))
+    if not prompts:
+        raise UserError(f"--prompt {path}: it holds no prompt")
     return prompts
 
 

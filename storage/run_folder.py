@@ -1,6 +1,6 @@
 """The folder of generate_images. No torch.
 
-    generation_configs.json       the settings of the store (storage.store), RASTERS and PIXELS
+    generation_configs.json       the settings of the store (storage.store), and IMAGE
     records/NAME.json             an image's codes, statistics (its seed among them) and steps
     img/NAME.png                  its pixels
     global_statistics_A_B.json    as the released code writes it: the statistics of the prompts A to B
@@ -34,8 +34,7 @@ from storage.store import FINGERPRINT, REMEDY, Store
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
 IMAGES, RECORDS = "img", "records"
 SETTINGS, STATISTICS = "generation_configs.json", "global_statistics_{}_{}.json"
-# Keys of SETTINGS beside the options: height, width and row_ends of each raster; whether there are pixels.
-RASTERS, PIXELS = "rasters", "pixels"
+IMAGE = "image"  # key of SETTINGS beside the options: the rasters of an image, and whether it has pixels
 NO_RUN = "give a folder of generate_images"
 
 
@@ -113,7 +112,7 @@ def stored_grid(root: Path) -> Grid:
     """Returns the grid of the images in a run's folder. Raises UserError if its settings do not hold it."""
     settings = stored_options(root)
     with reading(root / SETTINGS, NO_RUN):
-        *before, (height, width, row_ends) = settings[RASTERS]
+        *before, (height, width, row_ends) = settings[IMAGE]["rasters"]
         return Grid(height, width, tuple(Raster(*raster) for raster in before), row_ends)
 
 
@@ -121,7 +120,7 @@ def stored_run(root: Path, options: Mapping[str, Any]) -> RunFolder:
     """Returns the run of these options in a folder. Raises UserError if its prompts cannot be read."""
     with reading(root / SETTINGS, NO_RUN):
         prompts, grid = load_prompts(PromptSettings.of(options)), stored_grid(root)
-        return RunFolder(root, prompts, options[FINGERPRINT], grid, pixels=options[PIXELS])
+        return RunFolder(root, prompts, options[FINGERPRINT], grid, pixels=options[IMAGE]["pixels"])
 
 
 def tau_of(entries: Collection[Mapping[str, Any]]) -> float:
@@ -189,7 +188,7 @@ class RunFolder:
         """Makes the folder. options: the parsed command line, which is stored."""
         make_folder(self.root / IMAGES)
         rasters = [astuple(raster) for raster in self.grid.rasters]
-        self.store.start({**options, RASTERS: rasters, PIXELS: self._pixels})
+        self.store.start({**options, IMAGE: {"rasters": rasters, "pixels": self._pixels}})
 
     def png(self, name: str) -> Path:
         """Returns the path of an image."""

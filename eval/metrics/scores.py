@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,15 @@ def scores_path(folder: str, path: str | None) -> Path:
     if path and not Path(path).parent.is_dir():
         raise UserError(f"--scores {path}: there is no folder {Path(path).parent}; make it or choose another")
     return Path(path) if path else Path(folder) / SCORES
+
+
+@contextmanager
+def warning_if_not_stored() -> Iterator[None]:
+    """Turns an error of writing into a line of warning, so that what was computed is still printed."""
+    try:
+        yield
+    except OSError as error:
+        print(f"warning: what was computed is not stored: {error}", file=sys.stderr)
 
 
 def record_scores(
@@ -48,7 +58,8 @@ def record_scores(
     for name, value in scores.items():
         print(f"  {name:<24} {value:.6g}")
     print(json_text(entry))
-    append_json(record, entry)
+    with warning_if_not_stored():
+        append_json(record, entry)
 
 
 def newest_scores(path: Path) -> dict[str, float]:

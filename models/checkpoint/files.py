@@ -10,10 +10,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from safetensors import SafetensorError
@@ -61,10 +61,10 @@ def _fault(path: Path, error: Exception) -> str:
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """Returns a path as text, with the user's home folder in place of a leading ~. UserError for a value that
-    is none."""
+    """Returns a path as text, with the user's home folder in place of a leading ~ and the variables of the
+    environment in place of $NAME. UserError for a value that is none."""
     try:
-        return os.path.expanduser(os.fspath(path))
+        return os.path.expandvars(os.path.expanduser(os.fspath(path)))
     except TypeError:
         raise UserError(f"path {shown(path)}: give a text or a path") from None
 
@@ -96,12 +96,13 @@ def replacing(path: Path) -> Iterator[Path]:
     file is removed. An OSError names `path`. The errors of torch.save and safetensors on a full disk become
     OSErrors.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-    os.close(handle)
-    part = Path(name)
+    part = path.with_name(f".{path.name[:40]}.{token_hex(8)}")
     try:
+        part.touch(exist_ok=False)
+        usual = part.stat().st_mode & 0o777
         yield part
-        part.chmod(0o644)
+        with suppress(PermissionError):  # safetensors hides its files from others; not all disks permit this
+            part.chmod(usual)
         os.replace(part, path)
     except BaseException as error:
         part.unlink(missing_ok=True)
@@ -141,10 +142,13 @@ def write_json(path: Path, content: object, indent: int | None = 1) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those around it, unless it is there. Raises UserError if it is a file."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file; give a folder")
-    path.mkdir(parents=True, exist_ok=True)
+    """Makes a folder, and those around it, unless it is there. Raises UserError if one is a file or a link to
+    nothing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        kind = "a link to nothing" if os.path.islink(error.filename) else "a file"
+        raise UserError(f"{error.filename} is {kind}; give a folder") from None
 
 
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:

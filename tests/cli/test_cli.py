@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import resource
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from storage.process import worker
 from storage.run_folder import read_records
 from tests.conftest import Command, Refused, Result, Run
 from tests.support.checkpoints import Checkpoints
-from tests.support.runs import python, record
+from tests.support.runs import ROOT, images, python, record
 from training import drafter_states
 
 
@@ -98,7 +100,17 @@ def test_code_outside_of_git_is_no_clean_checkout(
         for words in ("init -q", "-c user.name=x -c user.email=x commit -q --allow-empty -m x"):
             subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
     origin = process.environment("cpu")
-    assert origin["commit"] is origin["dirty"] is origin["changes"] is None
+    assert origin["commit"] is origin["dirty"] is None and origin["code"]
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_a_command_needs_no_streams(command: Command, tmp_path: Path, closed: str) -> None:
+    """As under cron or systemd. No file of the run takes the number of a stream that is closed."""
+    words = shlex.join([sys.executable, "main.py", *command("o", "--method", "ar", "--num_images", "2")])
+    done = subprocess.run(["sh", "-c", f"exec {words} {closed}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and (('"images": 2' in done.stdout) == (closed == "2>&-"))
+    assert {path.stat().st_size > 100 for path in (tmp_path / "o").rglob("*.*")} == {True}
+    assert len(images(tmp_path / "o")) == 2
 
 
 def test_overviews(run: Run) -> None:
@@ -177,13 +189,35 @@ def test_damaged_variables_of_a_launcher(
         worker()
 
 
+LAUNCHED: dict[str, tuple[int, int] | str] = {  # variables of a process -> its number and their count
+    "": (0, 1), "RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=4": (1, 2),
+    "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4": (2, 4), "PMI_RANK=1 PMI_SIZE=3": (1, 3),
+    "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8": (3, 4),
+    "SLURM_PROCID=0 SLURM_NTASKS=1": (0, 1), "SLURM_PROCID=0": (0, 1), "SLURM_NTASKS=4": (0, 1),
+    "SLURM_PROCID=0 SLURM_NTASKS=4": "SLURM_NTASKS=4 outside of srun",
+    "PMI_RANK=3 PMI_SIZE=3": "PMI_RANK=3 with PMI_SIZE=3",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", LAUNCHED)
+def test_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    expected = LAUNCHED[variables]
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            worker()
+    else:
+        assert worker() == expected
+
+
 @pytest.mark.parametrize("command", ["bench", "generate_codebook", "generate_train_data"])
 def test_a_command_for_one_process_refuses_a_launcher(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "WORLD_SIZE=2" in refused(command)
+    assert "2 processes" in refused(command)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,30 @@ def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pyte
         image = clip.model.encode_image(((pixels - mean) / std)[None])
         cosines.append(F.cosine_similarity(image, clip.model.encode_text(clip.tokenize([TEXTS[row]]))).item())
     assert entry["scores"]["hpsv2"] == pytest.approx(np.mean(cosines), abs=1e-6) and entry["images"] == 4
+
+
+def test_scores_that_cannot_be_stored_are_printed(
+    run: Run, run_folder: Path, real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's folder is read-only, the place of the scores is a folder, or that of the features is none."""
+    (tmp_path / "folder").mkdir()
+    score = ("eval_quality", "--fake_dir", run_folder, "--ref_dir", real)
+    recall = ("eval_prec_recall", "--vgg_path", tiny.vgg(tmp_path), "--fake_dir", run_folder)
+    with monkeypatch.context() as patch:
+
+        def read_only(path: Path, mode: str = "r", opened: Any = Path.open, **more: Any) -> Any:
+            if mode == "a+b":
+                raise OSError(30, "Read-only file system", str(path))
+            return opened(path, mode, **more)
+
+        patch.setattr(Path, "open", read_only)
+        read_only_run = run(*score)
+    features = ("--ref_dir", real, "--fname_precalc", tmp_path / "none" / "real.safetensors")
+    for status, out, err in (
+        read_only_run, run(*score, "--scores", tmp_path / "folder"), run(*recall, *features)
+    ):  # fmt: skip
+        assert status == 0 and json.loads(out.splitlines()[-1])["scores"]
+        assert err.startswith("warning: what was computed is not stored: ") and err.count("\n") == 1
 
 
 def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -> None:

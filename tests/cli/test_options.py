@@ -15,10 +15,12 @@ from adt_tree.policy import SELF_DRAFTED, AdaptiveTree, TreeShape
 from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from cli.bench import Options as Bench
+from cli.bench import configurations
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
 from cli.parser import with_flags
 from main import COMMANDS, module_of
+from models.registry import SPECS
 from tests.support.refusal import refusal
 
 
@@ -89,11 +91,19 @@ def test_the_distribution_is_the_models_own_unless_given(words: str, values: tup
 
 
 def test_relaxation_is_not_exact_and_greedy_rejection_is() -> None:
-    assert parse("--lantern --lantern_k 7").lantern == Lantern(0.1, 7)
+    assert parse("--lantern --lantern_k 7 --model anole").lantern == Lantern(0.1, 7)
     for words in ("--lantern", "--verify rejection", "--method sjd"):
         assert not parse(words).exact
     for words in ("", "--verify rejection --temperature 0", "--method sjd --temperature 0"):
         assert parse(words).exact
+
+
+@pytest.mark.parametrize("model", ["emoji", "anole", "llamagen"])
+def test_lantern_means_the_same_in_every_command(model: str) -> None:
+    usual = Lantern(0.5, max_k=100) if model == "emoji" else Lantern()
+    words = ["--model", model, "--temperatures", "1", "--methods", "self-draft-lantern"]
+    (_, measured) = configurations(Bench.parse(words)).values()
+    assert parse(f"--model {model} --lantern").lantern == measured.lantern == SPECS[model].lantern == usual
 
 
 REFUSALS = [
@@ -132,7 +142,7 @@ def test_refused(words: str) -> None:
 
 
 VALUES = {
-    "lantern": "", "lantern_delta": "0.5", "verify": "rejection", "rules": "reference", "seed_cells": "left",
+    "lantern": "", "lantern_delta": "0.4", "verify": "rejection", "rules": "reference", "seed_cells": "left",
     "tree_choices": "chain", "adt_init": "both", "adt_beta": "0.7",
     "adt_depth_start": "7", "adt_width_start": "7", "gsd_gap": "0.2", "sv_mass": "0.5",
 }  # fmt: skip

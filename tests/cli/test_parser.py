@@ -10,10 +10,12 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from adt_tree.errors import UserError
 from cli.generate_images import Options
 from cli.parser import PATHS, Parser
 from main import COMMANDS, module_of
-from tests.conftest import Result
+from tests.conftest import Command, Result
+from tests.support.runs import images
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t == t.strip())
 
@@ -63,3 +65,28 @@ def test_paths_of_a_yaml_file(
     words = ("--total_token", "8", "--set_seed", "--random_seed", 2**64)
     assert result("generate_images", "--config", file, *words)["output_dir"] == str(tmp_path / "out")
     assert (tmp_path / "out" / "img" / "0.png").is_file()
+
+
+def test_a_path_may_have_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    monkeypatch.delenv("SCRATCHES", raising=False)
+    for path in ("$SCRATCH/x", "${SCRATCH}/x"):
+        (tmp_path / "run.yaml").write_text(f"output_dir: {path}\n")
+        assert Options.parse(["--config", str(tmp_path / "run.yaml")]).output_dir == f"{tmp_path}/x"
+    with pytest.raises(UserError, match="SCRATCHES/x' names a variable that is not set"):
+        Options.parse(["--output_dir", "$SCRATCHES/x"])
+    assert Options.parse(["--prompt", "a bill of $SCRATCHES"]).prompt == "a bill of $SCRATCHES"
+    (tmp_path / "$SCRATCHES").mkdir()
+    assert Options.parse(["--output_dir", f"{tmp_path}/$SCRATCHES"]).output_dir.endswith("/$SCRATCHES")
+
+
+def test_a_run_can_be_repeated_by_its_stored_options(
+    result: Result, command: Command, tmp_path: Path
+) -> None:
+    """With options that were not given, switches, numbers and the model's own defaults."""
+    words = "--method adt-tree --lantern --total_token 20 --num_images 2 --cfg 2 --seeds 2".split()
+    first = result(*command("o", *words))
+    settings = tmp_path / "o" / "generation_configs.json"
+    assert result("generate_images", "--config", settings)["skipped"] == first["images"] == 4
+    again = result("generate_images", "--config", settings, "--output_dir", tmp_path / "again")
+    assert again["skipped"] == 0 and images(tmp_path / "again") == images(tmp_path / "o")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cli.bench import Options, check, configurations, load
 from eval.columns import COLUMNS
 from eval.profile import PARTS, exclusive_time
 from eval.random_model import middle_rows
+from storage import process
 from storage.measurements import Measured, Measurements
 from tests.conftest import Refused, Result, Run
 from tests.models.test_buckets import tiny
@@ -109,7 +111,7 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--random_weights --model anole --prompt x.txt", "--prompt x.txt"),
         ("--random_weights --model anole --attention flash", "--attention flash"),
         ("--methods ar --controls accept-all", "--controls accept-all"),
-        ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "adt_depth_max 3"),
+        ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "depth_max 3"),
         ("--model vicuna", "vicuna"),
         ("--revision v1", "--revision v1"),
     ],
@@ -267,7 +269,7 @@ def test_an_interrupted_bench_goes_on(
 
 
 def test_another_configuration_is_refused(
-    result: Result, refused: Refused, words: list[str], tmp_path: Path
+    result: Result, refused: Refused, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words += "--methods eagle-2 --temperatures 1 --num_images 1 --warmup 0".split()
     result(*words)
@@ -275,6 +277,16 @@ def test_another_configuration_is_refused(
     before = file.read_bytes()
     for change in ("--cfg 2", "--methods eagle-1", "--prompt cat"):
         assert "--output_dir" in refused(*words, *change.split())
+
+    def environment(device: str, real: Any = process.environment, **changes: str) -> dict[str, Any]:
+        return real(device) | changes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "environment", partial(environment, code="0"))
+        assert "holds a run with code = " in refused(*words)
+        patch.setattr(process, "environment", partial(environment, commit="0"))  # of a README, for example
+        patch.setattr("eval.harness.interleaved", None)
+        assert result(*words)["environment"]["commit"] == "0"
     assert file.read_bytes() == before
 
 

@@ -80,14 +80,18 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", placed.append)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert [pick_device(name) for name in ("auto", "cpu", "cuda", "cuda:1", "meta")] == [
         "cuda", "cpu", "cuda", "cuda:1", "meta"
     ]  # fmt: skip
     assert not placed
-    monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == "cuda" and placed == [1]
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert pick_device("auto") == "cuda" and placed == [1, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        assert pick_device("auto") == "cuda" and placed == [1, 1, 0]
     for rank in ("2", "x"):
         monkeypatch.setenv("LOCAL_RANK", rank)
         with pytest.raises(CheckpointError, match=f"LOCAL_RANK='?{rank}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,19 @@ def test_literal_text_is_repeated_and_a_class_names_its_image() -> None:
         assert select(text, 1) == [("0", text)]
     assert select("a cat", 3) == [("0", "a cat"), ("1", "a cat"), ("2", "a cat")]
     assert select(None, class_labels=(207, 360)) == [("207", "207"), ("360", "360")]
+
+
+def test_pipes_are_read_and_names_of_other_files_are_no_texts(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"a\n\n b \n")
+    os.close(writer)
+    assert select(f"/dev/fd/{reader}") == [("0", "a"), ("1", "b")]
+    os.close(reader)
+    with pytest.raises(UserError, match="/dev/null: it holds no prompt"):
+        select("/dev/null")
+    for name in ("data.parquet", "prompts.yaml", "a/b.text", "P.XLSX", str(tmp_path / "p.txt")):
+        with pytest.raises(UserError, match=name):
+            select(name, 1)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,20 @@ def test_two_runs_in_one_folder(command: Command, whole: dict[str, Any], tmp_pat
     assert contents(tmp_path / "two") == whole
 
 
+def test_a_folder_that_cannot_be_written_to_is_named(
+    generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate("o")[0] == 0
+
+    def read_only(path: Path, *modes: str, real: Any = Path.open, **more: Any) -> Any:
+        if path.name.endswith(".lock"):
+            raise OSError(30, "Read-only file system", str(path))
+        return real(path, *modes, **more)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    assert f"Read-only file system: '{tmp_path / 'o'}'" in refused(*command("o"))
+
+
 def test_a_disk_that_fills_up(
     generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from adt_tree.records import Decoded, Step
 from eval.figures import contact_sheet, heatmap
-from models.checkpoint.files import append_json, read_json_lines, replacing, write_atomic, write_json
+from models.checkpoint.files import (
+    append_json,
+    make_folder,
+    read_json_lines,
+    replacing,
+    write_atomic,
+    write_json,
+)
 from storage.prompts import Prompt, image_seed
 from storage.run_folder import RunFolder, file_name, read_records, read_statistics
 from tests.support.runs import images
@@ -78,6 +88,38 @@ def test_what_is_not_written_whole_leaves_the_old_file(tmp_path: Path) -> None:
         part.write_bytes(b"new")
         raise OSError(28, "No space left on device")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_files_have_the_usual_permissions_where_a_disk_has_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "a", b"")
+        with replacing(tmp_path / "b") as part:
+            save_file({}, part)  # makes another file, which only its owner can read
+    finally:
+        os.umask(usual)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab"} == {0o640}
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", forbidden)
+    write_atomic(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_folders_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(tmp_path / "nowhere")
+    file.touch()
+    for path, says in ((link, "a link to nothing"), (link / "x", "a link to nothing"), (file, "a file")):
+        with pytest.raises(UserError, match=f"{link if path != file else file} is {says}; give a folder"):
+            make_folder(path)
+    (tmp_path / "nowhere").mkdir()
+    make_folder(link / "x")
+    assert (tmp_path / "nowhere" / "x").is_dir()
 
 
 def test_every_error_of_writing_names_its_file(tmp_path: Path) -> None:
