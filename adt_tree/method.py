@@ -71,7 +71,6 @@ class MethodSpec:
     # Default settings of a rule that does not keep the distribution. An exact row keeps it unless it is given
     # such settings.
     relaxed: Relaxed | None = None
-    rival: bool = False  # true for a published method with which bench compares self-draft
 
     @property
     def tree_type(self) -> type:

@@ -12,13 +12,12 @@ from lab.shapes import windowed
 SJD = MethodSpec(
     "sjd",
     "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
-    module="lab.rivals.sjd",
+    module="lab.rivals.windows",
     tree=windowed(15, 1),  # the sizes of the rivals are the published ones
     tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
     resize=windowed,
     seed_cells=("random", "left", "above"),
     exact=False,
-    rival=True,
 )
 RIVALS = (
     SJD,
@@ -27,7 +26,6 @@ RIVALS = (
         name="sjd-coupled",
         about="sjd that keeps drafts by maximal coupling (2510.24211)",
         tree=windowed(63, 1),
-        module="lab.rivals.sjd_coupled",
     ),
     replace(
         SJD,
@@ -44,7 +42,6 @@ RIVALS = (
         about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
         tree=windowed(63, 4),
         tree_options=SHAPE_OPTIONS,
-        module="lab.rivals.sjd_pac",
     ),
     replace(
         SJD,
@@ -64,7 +61,6 @@ RIVALS = (
         SJD,
         name="cool-sjd",
         about="sjd by the rule of cool-sd, a variant of ours; relaxed",
-        module="lab.rivals.cool_sjd",
         relaxed=Annealing(),
     ),
     MethodSpec(
@@ -75,14 +71,12 @@ RIVALS = (
         tree=StaticTree,
         tree_options=("tree_choices",),
         exact=False,
-        rival=True,
         relaxed=Annealing(),
     ),
     MethodSpec(
         "zipar",
         "ar in several rows at once (ZipAR, 2412.04062), which changes the distribution",
         exact=False,
-        rival=True,
         relaxed=Rows(newest=True, plain_first=True),
     ),
     replace(

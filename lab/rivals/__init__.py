@@ -1,5 +1,4 @@
-"""The published training-free rivals, with which bench compares self-draft: one file each.
+"""The published training-free rivals, with which bench compares self-draft.
 
-Three of them draft and judge by lab.rivals.jacobi_window; they differ in the tail. sjd-gumbel needs the
-coupled rule alone.
+All but sjd-gumbel, which needs the coupled rule alone, draft and judge by lab.rivals.jacobi_window.
 """

@@ -27,7 +27,7 @@ from adt_tree.method_on_model import MethodOnModel
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Rejection, Rule
 from lab.rivals.jacobi_window import JacobiWindow, Judge, decided, window_and_rule
-from lab.rivals.sjd import resample
+from lab.rivals.windows import resample
 from lab.settings import Runs
 
 

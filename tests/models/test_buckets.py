@@ -22,13 +22,14 @@ from adt_tree.policy import TreeShape
 from adt_tree.roles import Request
 from adt_tree.settings import Sampling
 from eval.random_model import random_model
+from lab.methods import RIVALS
 from models.footprint import MAX_RECORDINGS, Dimensions, published_dimensions
 from models.graphs import GraphRunner
 from models.registry import PUBLISHED, SPECS
 
 CODES, WIDTH = 32, 8
 AUTO = "auto"  # self-draft with --total_token auto
-METHOD_NAMES = [*(name for name, row in METHODS.items() if not row.rival), AUTO]
+METHOD_NAMES = [*(name for name, row in METHODS.items() if row not in RIVALS), AUTO]
 PERIOD = 12  # steps: 12 accept nothing, the next 12 all drafts, the next 12 accept 0, 1, 2, 3, 0, ... drafts
 
 
