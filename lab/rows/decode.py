@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -20,27 +20,56 @@ from adt_tree.decode import first_code
 from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
-from adt_tree.roles import Request
+from adt_tree.roles import Proposer, Request, Scored, Target
 from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
-from adt_tree.verify import Verdict
-from lab.rows.heads import Heads, RowTarget
+from adt_tree.verify import Rule, Verdict
 from lab.rows.nodes import PassNodes, Plan
-from lab.rows.schedule import Head
+from lab.rows.schedule import Head, Schedule
+
+
+class RowTarget(Target, Protocol):
+    """A target whose cache can be addressed by position."""
+
+    def score(self, codes: Tensor, depths: Tensor, ancestors: Tensor, committed: tuple[int, ...]) -> Scored:
+        """Scores nodes with codes and positions (depths) [B, N]. They attend to the prompt and, by ancestors
+        [B, N, P + N], to the P entries behind it and to one another; their own entries follow these."""
+
+    def move(self, source: Tensor, place: Tensor) -> None:
+        """Copies entry source [B, E] behind the prompt to entry place [B, E] behind it."""
+
+
+class RowProposer(Proposer, Protocol):
+    """A proposer with a slot for every head. A slot drafts cells of one row after the other."""
+
+    def begin(self, slot: int, position: int) -> None:
+        """Forgets the slot's drafts. Its next cell is that at `position`."""
+
+    def know(self, codes: Tensor) -> None:
+        """Takes over the committed codes [slots, P + 1] of the images, from which cells may be copied."""
 
 
 @torch.inference_mode()
 def several_rows(
-    target: RowTarget, heads: Heads, requests: Iterable[Request | None], sampling: Sampling
+    target: RowTarget,
+    schedule: Schedule,
+    shape: TreeShape,
+    proposer: RowProposer | None,
+    rule: Rule,
+    requests: Iterable[Request | None],
+    sampling: Sampling,
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call.
+
+    shape: the largest tree of a head. proposer: None for no drafts. Head a of the image in slot b is slot b *
+    schedule.heads + a of the proposer and the rule.
 
     The codes are not distributed as the target's, unless every row begins when the row above is finished. An
     image holds its codes, in raster order, once it is finished.
     """
-    slots, rule = BatchSlots(target, requests, [target.release], sampling), heads.rule
-    images = RowImages(target, heads)
+    slots = BatchSlots(target, requests, [target.release], sampling)
+    images = RowImages(target, schedule, shape, proposer)
     # The rows in progress may be any rows of the image, so the table holds the noise of all its codes.
     noise = NoiseTable(rule.noise, target, target.grid.size)
 
@@ -64,15 +93,15 @@ def several_rows(
             noise_here = noise.at(nodes.positions + 1)
             log_p = log_probs(scored.logits, slots.sampling, noise_here.forced)
             log_p, perturbed = (nodes.by_head(x, tree.nodes) for x in (log_p, log_p + noise_here.gumbel))
-            seeds = slots.seeds.repeat_interleave(heads.schedule.heads)
+            seeds = slots.seeds.repeat_interleave(schedule.heads)
             verdict = rule(tree, log_p, perturbed, seeds, step.plan.position.flatten() + 1)
         with part("commit"):
             entries, positions = nodes.moves(step.plan, verdict, target.grid.length)
             target.move(entries, positions)
             images.commit(step.plan, verdict, positions)
-        if heads.proposer is not None:
+        if proposer is not None:
             with part("tree"):
-                heads.proposer.observe(tree, perturbed, scored.features, verdict)
+                proposer.observe(tree, perturbed, scored.features, verdict)
         yield images.advance(slots, step, tree, log_p.amax(dim=-1), verdict, clock)
 
 
@@ -90,9 +119,11 @@ class RowImages:
     """The rows of the images in flight: codes [B, P + 1] and cells in the cache [B, P + 1] on the device, and
     the progress of every image on the host. The extra column receives what belongs to no cell."""
 
-    def __init__(self, target: RowTarget, heads: Heads) -> None:
-        self._target, self._heads, self._schedule = target, heads, heads.schedule
-        self._progress = [heads.schedule.begin(0) for _ in range(target.slots)]
+    def __init__(
+        self, target: RowTarget, schedule: Schedule, largest: TreeShape, proposer: RowProposer | None
+    ) -> None:
+        self._target, self._schedule, self._largest, self._proposer = target, schedule, largest, proposer
+        self._progress = [schedule.begin(0) for _ in range(target.slots)]
         shape, device = (target.slots, target.grid.length + 1), target.device
         self.codes = torch.zeros(shape, dtype=torch.int64, device=device)
         self.cached = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -116,23 +147,23 @@ class RowImages:
         ]
         most = max(map(sum, nodes))
         if self._target.padding.few:
-            most = self._target.padding.nodes(self._schedule.heads * num_nodes(self._heads.shape))
+            most = self._target.padding.nodes(self._schedule.heads * num_nodes(self._largest))
         return RowStep(heads, shapes, Plan.of(heads, nodes, self._target.device), most)
 
     def _shape(self, head: Head | None) -> TreeShape:
         """Returns the shape of a head's tree. The target itself chooses the last code that a row commits."""
-        return self._heads.shape.cut(head.room - 1) if head and head.room else ROOT_ONLY
+        return self._largest.cut(head.room - 1) if head and head.room else ROOT_ONLY
 
     def draft(self, step: RowStep, sampling: PassSampling) -> DraftTree:
         """Returns the trees of all heads, [B * A, M]."""
-        roots, proposer = self.codes.gather(1, step.plan.source).flatten(), self._heads.proposer
+        roots, proposer = self.codes.gather(1, step.plan.source).flatten(), self._proposer
         if proposer is None:
             return root_only_tree(roots)
         proposer.know(self.codes.repeat_interleave(self._schedule.heads, dim=0))
         for slot, head in enumerate(chain.from_iterable(step.heads)):
             if head and head.begins:
                 proposer.begin(slot, head.position + 1)
-        bounds = self._target.padding.tree(self._heads.shape)
+        bounds = self._target.padding.tree(self._largest)
         shapes = BatchShapes.of([*chain.from_iterable(step.shapes)], self._target.device, bounds)
         return proposer.propose(shapes, roots, _no_noise, (), sampling)
 
@@ -168,7 +199,7 @@ class RowImages:
             position = 1 + min(head.position for _, head in open_)
             shapes = [step.shapes[slot][number] for number, _ in open_]
             depth, budget = max(shape.levels for shape in shapes), sum(shape.budget for shape in shapes)
-            shape = replace(self._heads.shape, depth=depth, budget=budget)
+            shape = replace(self._largest, depth=depth, budget=budget)
             drafted = sum(int(line[1]) for line in lines)
             if slots.record(slot, position, best, drafted, shape, ms):
                 self._schedule.advance(self._progress[slot], [head for _, head in open_], codes)

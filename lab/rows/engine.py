@@ -16,7 +16,6 @@ from adt_tree.method_on_model import MethodOnModel
 from adt_tree.policy import ROOT_ONLY
 from adt_tree.roles import Model, Run
 from lab.rows.decode import several_rows
-from lab.rows.heads import Heads
 from lab.rows.schedule import Schedule
 from lab.settings import Rows
 
@@ -42,8 +41,7 @@ def rows_engine(model: Model, method: Method, slots: int, max_prompt: int, sched
     if method.drafting:
         assert method.spec.module is not None
         proposer, rule = import_module(method.spec.module).make(setup)
-    heads = Heads(schedule, shape, proposer, rule)
-    loop = partial(several_rows, target, heads, sampling=method.ordered_sampling)
+    loop = partial(several_rows, target, schedule, shape, proposer, rule, sampling=method.ordered_sampling)
     return Engine(method, target, loop, max_nodes)
 
 
