@@ -17,7 +17,7 @@ from adt_tree.noise import Noise
 from adt_tree.noise_table import NoiseTable
 from adt_tree.records import Decoded
 from adt_tree.roles import Model, Request, Target
-from adt_tree.surroundings import with_own_settings
+from adt_tree.surroundings import own_settings, with_own_settings
 from adt_tree.verify import Rule
 
 Loop = Callable[[Iterable[Request | None]], Iterator[StepOutput]]  # yields the outcome of every target call
@@ -48,8 +48,10 @@ class Engine:
         return finished(self.steps(requests))
 
 
+@own_settings()
 def build(model: Model, method: Method, slots: int, max_prompt: int) -> Engine:
-    """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens.
+    """Returns an engine with room for `slots` images in flight and prompts of max_prompt tokens. It is built
+    under own_settings(), as it decodes.
 
     UserError if the model's codebook is too small for the method's trees or neighbours, NoRoom if the largest
     tree does not fit the model's positions or memory.

@@ -32,7 +32,7 @@ class NoiseTable:
         # advance() computes whole blocks, so that it may be up to BLOCK - 1 codes further than it has to.
         self._ring = ahead + BLOCK - 1
         rows = 0 if noise.silent else batch.slots * self._ring
-        self.table = torch.zeros(rows, noise.num_codes, dtype=torch.float32, device=device)
+        self.table = torch.zeros(rows, noise.num_codes, device=device)
         self._starts = torch.arange(batch.slots, device=device)[:, None] * self._ring
         self._seeds = torch.zeros(batch.slots, dtype=torch.int64, device=device)
         self._done = [grid.size] * batch.slots  # codes of each slot's image whose noise was computed

@@ -206,4 +206,4 @@ class Topology:
 
     def ancestors(self) -> Tensor:
         """Returns the ancestor mask [N, N] bool."""
-        return ancestor_mask(torch.tensor([self.parents], device="cpu"), self.depth)[0]
+        return ancestor_mask(torch.tensor([self.parents]), self.depth)[0]

@@ -193,8 +193,6 @@ class Rejection:
       p <- norm(max(p - q, 0)) and q <- norm(q without x).
     - Dynamic trees (EAGLE-2, ADT-Tree; q = 1) accept x with probability p(x). A rejection sets p(x) <- 0.
     - LANTERN accepts with (p(x) + S_j*) / q(x), and a rejection also removes the mass of A(x) from p.
-    - Cool-SD (weights; 2601.09212) accepts with w p(x) / q(x) in static trees, w the weight of the level of
-      x. A rejection sets p <- norm(max(p - min(q, w p), 0)).
 
     If no child is accepted, the next code is sampled from what is left of p; after a leaf, from p.
     Randomness: one uniform per node and one Gumbel vector per image, keyed by the root's position, on two
@@ -206,18 +204,12 @@ class Rejection:
     """
 
     def __init__(
-        self,
-        num_codes: int,
-        static: bool,
-        relaxation: Relaxation | None = None,
-        reference: bool = False,
-        weights: Tensor | None = None,
+        self, num_codes: int, static: bool, relaxation: Relaxation | None = None, reference: bool = False
     ) -> None:
-        """static: true if drafts are samples of q, on a separate stream; false if they are its top codes.
-        weights: of the levels of static trees, the first at index 0; None: all are 1."""
+        """static: true if drafts are samples of q, on a separate stream; false if they are its top codes."""
         self.noise = Noise(num_codes, silent=not static, stream=DRAFT)
         self._residual_noise = Noise(num_codes, silent=False, stream=RESIDUAL)
-        self.relaxation, self.reference, self.weights = relaxation, reference, weights
+        self.relaxation, self.reference = relaxation, reference
 
     def choose(self, log_p: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         return (log_p + self._residual_noise.gumbel(seeds, positions[:, None])[:, 0]).argmax(dim=-1)
@@ -244,16 +236,14 @@ class Rejection:
             code = tree.codes.gather(1, child)[..., None]
             mass, merged = self._credit(residual, code[..., 0])
             chance = residual.gather(-1, code)[..., 0] + mass
+            taken = q
             if q is not None:
                 q_of_code = q.gather(-1, code)[..., 0]
                 # q(x) is 0 only where _exclude() has set all of q to 0. Every child is skipped there,
                 # whatever its code, so that no code is favoured.
                 exists = exists & (q_of_code > 0)
                 chance = chance / q_of_code.clamp_min(TINY)
-            taken = q
-            if self.weights is not None and q is not None:
-                weight = self.weights[tree.depths.gather(1, child) - 1]
-                chance, taken = weight * chance, torch.minimum(q, weight[..., None] * residual)
+                chance, taken = self._weigh(tree, child, residual, q, chance)
             accepted = exists & ~done & (chances.gather(1, child) <= chance)
             hit |= torch.zeros_like(hit).scatter(1, child, accepted)
             done |= accepted
@@ -275,6 +265,13 @@ class Rejection:
             near = self.relaxation.table[code][..., : self.relaxation.k + 1]
             admissible = admissible[..., :1].expand_as(near)
         return mass, merged.scatter(-1, near, admissible)
+
+    def _weigh(
+        self, tree: DraftTree, child: Tensor, p: Tensor, q: Tensor, chance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the chance [B, N] of each child [B, N] and what its rejection takes from p, [B, N, V], for
+        a rule that changes them by the depths of the children."""
+        return chance, q
 
     def _take(self, p: Tensor, q: Tensor | None, code: Tensor, merged: Tensor) -> Tensor:
         """Returns p [B, N, V], unnormalised, after x = code [B, N, 1] was rejected."""

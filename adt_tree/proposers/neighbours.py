@@ -38,8 +38,7 @@ class Neighbours:
         self._stride = torch.tensor([*strides, strides[0]], device=device)
         self._row_ends = row_ends(grid, device)
         if cells == "random":
-            seed = torch.zeros(1, dtype=torch.int64, device="cpu")
-            positions = torch.arange(grid.length + 1, device="cpu")[None]
+            seed, positions = torch.zeros(1, dtype=torch.int64), torch.arange(grid.length + 1)[None]
             codes = (batch.num_codes * uniform(seed, positions, 1, DRAFT)).long()
             self._random = codes.flatten().to(device)
         # The committed codes. The extra column receives codes that fall outside an image.

@@ -14,7 +14,7 @@ from torch import Tensor
 from adt_tree.method_on_model import MethodOnModel
 from adt_tree.proposers.eagle import EagleProposer, proposer
 from adt_tree.static_trees import StaticTree
-from adt_tree.tree import Topology
+from adt_tree.tree import DraftTree, Topology
 from adt_tree.verify import Rejection, Rule
 from lab.settings import Annealing
 
@@ -34,11 +34,25 @@ def annealed(setup: MethodOnModel) -> Rejection:
     assert isinstance(annealing, Annealing)
     if setup.method.greedy:
         return Rejection(num_codes, static=True)
-    weights = weights_of(annealing, setup.shape.depth).to(setup.batch.device)
-    return Rejection(num_codes, static=True, weights=weights)
+    return Annealed(num_codes, weights_of(annealing, setup.shape.depth).to(setup.batch.device))
+
+
+class Annealed(Rejection):
+    """The rule of cool-sd, for static trees."""
+
+    def __init__(self, num_codes: int, weights: Tensor) -> None:
+        """weights [L]: w_i."""
+        super().__init__(num_codes, static=True)
+        self._weights = weights
+
+    def _weigh(
+        self, tree: DraftTree, child: Tensor, p: Tensor, q: Tensor, chance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weight = self._weights[tree.depths.gather(1, child) - 1]
+        return weight * chance, torch.minimum(q, weight[..., None] * p)
 
 
 def weights_of(annealing: Annealing, levels: int) -> Tensor:
     """Returns the weights w_i [L] of the levels 1 to L."""
-    falling = torch.exp(-annealing.cool_nu * torch.arange(levels, dtype=torch.float32, device="cpu"))
+    falling = torch.exp(-annealing.cool_nu * torch.arange(levels))
     return annealing.cool_delta * falling / falling.mean()

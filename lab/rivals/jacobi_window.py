@@ -119,8 +119,7 @@ class JacobiWindow:
         self._readers = torch.tensor(readers(tree), device=device)
         self._offsets = torch.arange(tree.depth, device=device)
         self.codes = torch.full((batch.slots, tree.depth, tree.width), NONE, device=device)
-        shape = (batch.slots, tree.depth + 1, num_codes)
-        self.q = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.q = torch.zeros(batch.slots, tree.depth + 1, num_codes, device=device)
 
     def calls(self, shape: TreeShape) -> int:
         return 0

@@ -26,7 +26,7 @@ from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree, Topology, rows_at
 from adt_tree.verify import Rejection, Verdict
-from lab.rivals.cool_sd import weights_of
+from lab.rivals.cool_sd import Annealed, weights_of
 from lab.rivals.gsd import GroupJudge
 from lab.rivals.jacobi_window import JacobiWindow, Judge, Judged, readers, sample
 from lab.rivals.sjd_sv import RunJudge
@@ -346,7 +346,7 @@ def test_a_draft_is_accepted_by_its_weight(annealing: Annealing) -> None:
     """The plain rule fails this test."""
     weights, far = weights_of(annealing, 5), 0.0
     assert float(weights.mean()) == pytest.approx(annealing.cool_delta)
-    judge = Rejection(WIDE, static=True, weights=weights).judge
+    judge = Annealed(WIDE, weights).judge
     for seed in range(8):
         p, q = distributions(seed, 5)
         codes = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(seed))
