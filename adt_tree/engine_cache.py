@@ -70,7 +70,8 @@ class EngineCache:
         """Returns an engine that belongs to the caller from now on, idle or new, and its key.
 
         slots: images in flight. prompt: tokens of the longest prompt. grid: of the codes; None: the model's.
-        UserError if the model refuses the method, or if memory is too small even without idle engines.
+        The room for prompts is rounded up, or where memory ran out, exact. UserError if the model refuses the
+        method, or if memory is too small even without idle engines.
         """
         rounded = EngineKey(method, slots, -(-prompt // PROMPT_STEP) * PROMPT_STEP, grid or self._model.grid)
         exact = replace(rounded, room=prompt)

@@ -58,7 +58,6 @@ class StaticTree:
 
     @property
     def paths(self) -> Paths:
-        """The nodes of the trees."""
         return STATIC_TREES[self.name]
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ from adt_tree.policy import SMALLEST, TreeShape
 from adt_tree.static_trees import Paths
 
 
-def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Returns the numbers as an int64 tensor on the device, without waiting for the device.
+def to_device(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Returns numbers, or nested sequences of them, as an int64 tensor on the device, without waiting for it.
 
     A copy from ordinary memory to a CUDA device blocks the host until all queued kernels have run. A copy
     from pinned memory is queued behind them, and the host goes on.

@@ -212,6 +212,8 @@ def grow_dynamic(
         expanded.append(node)
         # The pool holds W nodes of level 1, then W * W nodes of each further level.
         node = width + (below - 1) * width**2 + best
+    # Each expanded node has `width` children, one after the other. Level 1 comes before them: its numbers are
+    # negative, so that its depth is 1. The empty slice is for trees of that level alone.
     parents = torch.cat((node[:, :0], *expanded), dim=1).repeat_interleave(width, dim=1)
     number = torch.arange(-width, parents.shape[1], device=roots.device)
     pool = Pool(

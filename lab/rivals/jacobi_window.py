@@ -103,7 +103,6 @@ class JacobiWindow:
     """
 
     def __init__(self, setup: MethodOnModel, tree: Topology, tail: Tail, judge: Judge) -> None:
-        """tree: the candidates of the window."""
         batch, greedy, self._neighbours = setup.batch, setup.method.greedy, Neighbours.of(setup)
         device, num_codes, self._run = batch.device, batch.num_codes, batch.run
         self.noise = Noise(num_codes, silent=True)  # none is added to log p: this object samples the drafts
@@ -190,7 +189,6 @@ class JacobiWindow:
         self._run(self._move, tree, perturbed, verdict)
 
     def _move(self, tree: DraftTree, log_p: Tensor, verdict: WindowVerdict) -> None:
-        """Moves the windows on, and samples their other candidates."""
         first = verdict.first + verdict.count
         self._neighbours.commit(verdict.first, verdict.codes, verdict.count)
         self._advance(tree, verdict, verdict.tail, log_p.exp(), first)

@@ -38,13 +38,13 @@ class Plan:
     ) -> Plan:
         """Returns the plan of a pass, by one transfer. heads, nodes: [B][A]."""
         values = [
-            [(h.position, h.source, h.known, h.room > 0) if h else (0, 0, 0, 0) for h in of_image]
-            for of_image in heads
+            [
+                (h.position, h.source, h.known, h.room > 0, n) if h else (0, 0, 0, 0, n)
+                for h, n in zip(*pair, strict=True)
+            ]
+            for pair in zip(heads, nodes, strict=True)
         ]
-        flat = [
-            [*sum(zip(*rows, strict=True), ()), *counts] for rows, counts in zip(values, nodes, strict=True)
-        ]
-        position, source, known, open_, count = to_device(flat, device).chunk(5, dim=1)
+        position, source, known, open_, count = to_device(values, device).unbind(dim=2)
         return cls(position, source, known > 0, open_ > 0, count)
 
 
