@@ -154,12 +154,6 @@ class TargetOptions(CheckpointOptions):
 class DecoderOptions(TargetOptions):
     """A model that generates images without a drafter."""
 
-    attention: str = option(
-        "sdpa: torch's own; flash: flash-attn, installed separately, for prompts and the AR baseline on cuda "
-        "in fp16 or bf16 (draft trees need a mask, which it does not take)",
-        "sdpa",
-        choices=("sdpa", "flash"),
-    )
     batch_size: int = option("images in flight at once", 1, unit="IMAGES", least=1)
 
 

@@ -51,7 +51,6 @@ class LoadOptions:
     precision: str = "auto"  # one of PRECISIONS: type of weights and activations; the codec stays fp32
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     cuda_graphs: bool | None = None  # replay the parts of a step as CUDA graphs; None: on CUDA alone
-    attention: str = "sdpa"  # or flash: flash-attn, for the AR baseline alone
     # Whether the drafter network is loaded. None: if there is one; True: CheckpointError if there is none.
     need_drafter: bool | None = None
     target_size: int | None = None  # pixels along the side of a square of the image's area

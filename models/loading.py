@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -41,11 +40,9 @@ def load(model: str | os.PathLike[str], options: LoadOptions = DEFAULTS) -> Mode
     device = pick_device(options.device)
     graphs = pick_graphs(options.cuda_graphs, device)
     precision = pick_precision(options.precision, device, spec)
-    if options.attention != "sdpa":
-        _check_attention(options, device, precision, spec)
     with own_settings():
         loaded = spec.reader.load(find_files(spec, options, device, precision))
-    return replace(loaded, attention=options.attention, graphs=graphs)
+    return replace(loaded, graphs=graphs)
 
 
 def _family(model: str, options: LoadOptions) -> tuple[ModelFamily, LoadOptions]:
@@ -176,16 +173,3 @@ def pick_precision(name: str, device: str, spec: ModelFamily) -> str:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     in_hardware = torch.cpu.get_capabilities().get("avx512_bf16", False)
     return "bf16" if in_hardware and not spec.fp32_on_cpu else "fp32"
-
-
-def _check_attention(options: LoadOptions, device: str, precision: str, spec: ModelFamily) -> None:
-    """Raises CheckpointError if flash-attn is missing, or cannot do this model's attention."""
-    option = f"attention {options.attention}"
-    if options.attention != "flash":
-        raise CheckpointError(f"{option}: choose sdpa or flash")
-    if not device.startswith("cuda") or precision == "fp32":
-        raise CheckpointError(f"{option}: flash-attn needs a CUDA device and fp16 or bf16; leave it out")
-    if spec.embedded_prompts:
-        raise CheckpointError(f"{option}: only sdpa reads this model's padded prompts; leave it out")
-    if find_spec("flash_attn") is None:
-        raise CheckpointError(f"{option}: flash-attn is not installed; install it, or leave the option out")

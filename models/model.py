@@ -25,9 +25,7 @@ from models.codecs.codec import Codec
 from models.codecs.glm_pixels import DiffusionDecoder
 from models.codecs.nearest_codes import find_table, read_table
 from models.codecs.vq import to_uint8
-from models.decoder.cache import KVCache
 from models.decoder.config import DecoderConfig
-from models.decoder.flash_cache import FlashCache
 from models.decoder.packed import cache_dtype, pack
 from models.decoder.transformer import Decoder, as_it_is, compiled
 from models.drafter import LLAMA, DrafterLayout, DrafterNet, EagleDrafter, load_drafter
@@ -55,7 +53,6 @@ class Model:
     tables: tuple[Path, ...] = ()  # folders that may hold a table of nearest codes
     check: Callable[[], None] | None = None  # UserError if it shares weights that have changed
     diffusion: DiffusionDecoder | None = None  # of a GLM-Image that was loaded from files
-    attention: str = "sdpa"  # or flash
     graphs: bool = False  # the parts of a step are recorded as CUDA graphs and replayed
     # torch.compile compiles the target's layers and a level of drafting; only with graphs, which pad passes
     compiled: bool = False
@@ -125,11 +122,6 @@ class Model:
         """
         if sampling.branches > 1 and not self.prompts.guided:
             raise UserError(UNGUIDED)
-        if self.attention == "flash" and max_nodes > 1:
-            raise UserError(
-                "attention flash: draft trees need a mask, which flash-attn lacks; use the AR baseline "
-                "(method ar), or attention sdpa"
-            )
         dims = self.dimensions(slots, sampling, max_nodes, max_prompt)
         check_room(dims, self.device, self.precision)
         ids, rows = self.cell_ids, (slots, sampling.branches)
@@ -137,11 +129,7 @@ class Model:
         if self.graphs:
             gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
             run = GraphRunner(CudaRecorder(self.device))
-        execution = Execution(
-            run=run,
-            compile=compiled if self.compiled else as_it_is,
-            cache=FlashCache if self.attention == "flash" else KVCache,
-        )
+        execution = Execution(run, compiled if self.compiled else as_it_is)
         pack(self.decoder)
         return ARTarget(self.decoder, self.grid, ids, *rows, max_prompt, max_nodes, execution)
 

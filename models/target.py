@@ -134,7 +134,6 @@ class Execution:
     # them directly.
     run: Run | None = None
     compile: Callable[[Any], Any] = as_it_is  # or transformer.compiled()
-    cache: type[KVCache] = KVCache
 
 
 DIRECT = Execution()
@@ -185,7 +184,7 @@ class ARTarget:
         if config.rope_sections:
             axes = AxisPositions.allocate(grid, max_prompt, capacity, rows, self.device)
         padded, few = config.padded_prefix, self.padding.few
-        self.cache = execution.cache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
+        self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
         self._cells = CellTokens(grid, ids, slots, self.device)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:

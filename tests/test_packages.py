@@ -66,8 +66,7 @@ USERS = {
     "train": ("recipes/emoji/*.py", "eval/metrics/networks.py"),
     "dev": ("serve/locustfile.py",),
 }
-# Imported where the user has installed it; needed by packages of an extra, in a build that fits torch.
-ELSEWHERE, UNIMPORTED = {"flash-attn"}, {"torchvision"}
+UNIMPORTED = {"torchvision"}  # needed by packages of an extra, in a build that fits torch
 OURS = {path.name.removesuffix(".py") for path in ROOT.glob("[a-z]*") if path.suffix in ("", ".py")}
 DISTRIBUTIONS = packages_distributions()
 
@@ -104,7 +103,7 @@ IMPORTS = {
 def test_every_import_is_in_the_dependencies_or_in_the_extra_of_its_command() -> None:
     for path, packages in IMPORTS.items():
         extras = [extra for extra, patterns in USERS.items() if any(map(path.match, patterns))]
-        known = ELSEWHERE.union(*map(names, (None, *extras)))
+        known = set().union(*map(names, (None, *extras)))
         assert packages <= known, f"{path} imports {packages - known}"
 
 

@@ -41,8 +41,7 @@ class AttentionMetadata:
 
     entries: Tensor  # [R, N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
-    mask: Tensor  # [R, 1, G * N, context_len] additive: 0 where a query row may attend, -inf elsewhere
-    context_len: int  # number of entries that attention reads; no node attends to a later one
+    mask: Tensor  # [R, 1, G * N, entries to read] additive: 0 where a query row may attend, -inf elsewhere
     # One call of attention each: (rows of the pass, rows of the cache, their mask over the entries to read).
     calls: Sequence[tuple[slice, slice, Tensor]]
     kernel: Attend
@@ -79,12 +78,6 @@ class AttentionMetadata:
         if flat.shape[-1] > kv.shape[-1]:
             flat = flat.narrow(-1, 0, kv.shape[-1])
         flat.index_put_((self.entries,), kv.to(store.dtype).view(*self.entries.shape, -1))
-
-    def read(self, store: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and the values of the entries read, [R, Hkv, context_len, >= E], as views of a
-        layer."""
-        key, value = store.narrow(3, 0, self.context_len).unbind(1)
-        return key, value
 
 
 class KVCache:
@@ -168,7 +161,7 @@ class KVCache:
         position = None if self.position is self.length else self.position[at]
         axes = None if self.axes is None else self.axes.row(at)
         kernel = choose_kernel(self.store.device, self.store.dtype, few_shapes=False)
-        return type(self)(self.store[:, at], self.length[at], position, self.head_groups, axes, kernel)
+        return KVCache(self.store[:, at], self.length[at], position, self.head_groups, axes, kernel)
 
     def clear(self, rows: slice = slice(None)) -> None:
         """Empties the rows."""
@@ -232,7 +225,6 @@ class KVCache:
             entries=self._flat_entries(length + columns[tree_entries - nodes : tree_entries], rows),
             positions=positions,
             mask=mask,
-            context_len=context_len,
             calls=self._calls(lengths, mask, tree_entries),
             kernel=self.kernel,
         )

@@ -85,7 +85,6 @@ CASES: list[tuple[Make, str]] = [
     (lambda _: Pipeline.from_pretrained("emoji", device="gpu"), "device gpu"),
     (lambda _: Pipeline.from_pretrained("emoji", precision="int8"), "precision int8"),
     (lambda _: load("emoji", LoadOptions(device=0)), "device 0"),
-    (lambda _: load("emoji", LoadOptions(attention="xformers")), "attention xformers"),
     *((lambda _, name=name: load("emoji", LoadOptions(**{name: "x"})), f"^{name} x: emoji does not read it")
       for name in ("vq_path", "text_encoder", "tokenizer_base_path", "trust_torchscript")),
 ]  # fmt: skip

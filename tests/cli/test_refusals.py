@@ -51,7 +51,6 @@ OPTIONS = [
     ("emoji", "--lantern --lantern_kk 3", "did you mean --lantern_k"),
     ("emoji", "--cuda_graphs --device cpu", "--cuda_graphs"),
     ("emoji", "--compile --device cpu", "--compile"),
-    ("emoji", "--attention flash --device cpu --method ar", "--attention flash"),
 ]
 
 

@@ -109,7 +109,6 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
         ("--layers 4", "--layers 4: it belongs to --random_weights"),
         ("--codes 4", "--codes 4: it belongs to --random_weights"),
         ("--random_weights --model anole --prompt x.txt", "--prompt x.txt"),
-        ("--random_weights --model anole --attention flash", "--attention flash"),
         ("--methods ar --controls accept-all", "--controls accept-all"),
         ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "depth_max 3"),
         ("--model vicuna", "vicuna"),

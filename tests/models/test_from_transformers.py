@@ -119,7 +119,7 @@ def test_models_of_transformers_that_cannot_be_adopted(load_emu3: Callable[[], A
     def line(model: Any, **options: Any) -> str:
         return refusal(lambda: Pipeline.from_transformers(model, None, options=LoadOptions(**options)))
 
-    given = {"model_path": "x", "attention": "flash", "height": 64, "device": "gpu", "precision": "bf16"}
+    given = {"model_path": "x", "height": 64, "device": "gpu", "precision": "bf16"}
     for name, value in given.items():
         assert f"{name} {value}" in line(emu3, **{name: value})
     llama = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
