@@ -21,6 +21,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.noise import PositionNoise
+from adt_tree.padding import Padding
 from adt_tree.policy import TreeShape
 from adt_tree.sampling import PassSampling
 from adt_tree.settings import Sampling
@@ -95,24 +96,6 @@ class Scored:
     features: Tensor
 
 
-class Padding(Protocol):
-    """Raises the sizes of steps to a few, so that few CUDA graphs are recorded. Without graphs it leaves them
-    as they are."""
-
-    @property
-    def few(self) -> bool:
-        """True if sizes are raised."""
-
-    def tree(self, largest: TreeShape) -> TreeShape:
-        """Returns the shape to which the trees of a step are padded at least. None exceeds `largest`."""
-
-    def longest(self, committed: Sequence[int]) -> int:
-        """Returns a bound on the cells in any slot's prefix."""
-
-    def nodes(self, nodes: int) -> int:
-        """Returns the number of nodes of a pass over `nodes` nodes."""
-
-
 class Batch(Protocol):
     """What a proposer knows of the trees that it drafts together."""
 
@@ -128,9 +111,7 @@ class Target(Batch, Protocol):
 
     compile: Callable[[Any], Any]  # returns a function of tensors compiled or, by default, as it is
 
-    @property
-    def padding(self) -> Padding:
-        """The padding of its steps."""
+    padding: Padding  # of its steps
 
     def prefill(self, slot: int, prompt: Any) -> Prefix:
         """Commits the prompt to a slot in place of the image it held."""

@@ -17,6 +17,7 @@ from torch import nn
 
 from adt_tree.errors import CheckpointError, NoRoom
 from adt_tree.noise_table import BLOCK
+from adt_tree.padding import Padding
 from models.checkpoint.stored_module import on_meta
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder.cache import aligned
@@ -24,7 +25,6 @@ from models.decoder.config import DecoderConfig
 from models.decoder.transformer import Block, Decoder, make_head
 from models.drafter import DrafterNet
 from models.family import DTYPE_NAMES
-from models.padding import row_bucket
 from models.registry import spec_of
 
 FP32 = 4
@@ -148,7 +148,7 @@ def decoding_parts(dims: Dimensions) -> dict[str, int]:
     The last two, `pass` (a step) and `pixels` (the decoding of an image's pixels), do not exist at the same
     time.
     """
-    codes, nodes = dims.codes, row_bucket(dims.nodes) if dims.graphs else dims.nodes
+    codes, nodes = dims.codes, Padding(dims.graphs).nodes(dims.nodes)
     recordings = MAX_RECORDINGS * RECORDING_BYTES if dims.graphs else 0
     return {
         "cache": _cache(dims.decoder, dims) + (_cache(dims.drafter, dims) if dims.drafter else 0),

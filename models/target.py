@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adt_tree.errors import NoRoom, UserError, shown
 from adt_tree.grid import Grid
+from adt_tree.padding import Padding
 from adt_tree.roles import Prefix, Run, Scored, run_directly
 from adt_tree.tree import DraftTree, to_device
 from adt_tree.verify import Verdict
@@ -25,7 +26,6 @@ from models.decoder.packed import cache_dtype
 from models.decoder.positions import AxisPositions
 from models.decoder.transformer import Decoder, Join, as_it_is, join, logits_of
 from models.image_tokens import ImageTokens
-from models.padding import Buckets, NoPadding
 
 UNGUIDED = "guidance: this model has no unconditional branch; give 1, or leave it out"
 
@@ -160,11 +160,11 @@ class ARTarget:
         """ids: token ids of the cells. branches: 2 under guidance, else 1. max_nodes: nodes of the
         largest tree, with the root. Raises UserError if the decoder has too few positions."""
         self.run = execution.run or run_directly
-        self.padding = Buckets(grid.length, max_prompt) if execution.run else NoPadding()
+        self.padding = Padding(execution.run is not None, grid.length, max_prompt)
         max_nodes = self.padding.nodes(max_nodes)
         weight = decoder.embed.weight
         self.decoder, self.grid, self.slots = decoder, grid, slots
-        self.ids, self.num_codes, self.first_code = ids, len(ids.codes), ids.codes.start
+        self.ids, self.num_codes = ids, len(ids.codes)
         self.branches, self.max_prompt = branches, max_prompt
         self._prompts = [0] * slots  # rows of the prompt in each slot
         self.compile = execution.compile

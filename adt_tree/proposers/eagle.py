@@ -21,9 +21,10 @@ from torch import Tensor
 
 from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import PositionNoise
+from adt_tree.padding import Padding
 from adt_tree.policy import TreeShape
 from adt_tree.ranges import part
-from adt_tree.roles import Drafter, NoiseBelow, Padding, Prefix, Run
+from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run
 from adt_tree.sampling import PassSampling, filtered, force, log_probs
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select

@@ -14,11 +14,11 @@ from torch import Tensor
 from adt_tree import Pipeline
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import Method
+from adt_tree.padding import Padding
 from adt_tree.records import Decoded
 from adt_tree.settings import Sampling
 from models.graphs import CudaRecorder, GraphRunner
 from models.loading import pick_graphs
-from models.padding import context_bucket, row_bucket
 from tests.adt_tree import test_row_ends as lined
 from tests.adt_tree.test_engine import (
     IMAGES,
@@ -95,8 +95,9 @@ def test_positions_on_three_axes(checkpoints: Checkpoints, machine: Machine) -> 
 
 def test_shape_buckets() -> None:
     counts = (1, 2, 8, 9, 35, 59, 64, 65, 128, 129)
-    assert [row_bucket(n) for n in counts] == [1, 8, 8, 16, 64, 64, 64, 128, 128, 192]
-    assert [context_bucket(n, 1024) for n in (0, 1, 256, 257, 1000, 1024)] == [0, 256, 256, 512, 1024, 1024]
+    assert [Padding(few=True).nodes(n) for n in counts] == [1, 8, 8, 16, 64, 64, 64, 128, 128, 192]
+    bounds = [Padding(few=True, cells=1024).committed([n])[0] for n in (0, 1, 256, 257, 1000, 1024)]
+    assert bounds == [256, 256, 256, 512, 1024, 1024]
 
 
 def doubling(by: Tensor) -> Callable[[Tensor, int], Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adt_tree.grid import Grid
 from adt_tree.lantern import nearest_table
+from adt_tree.padding import Padding
 from adt_tree.records import Decoded
 from adt_tree.roles import Prefix, Request, Scored, run_directly
 from adt_tree.sampling import PassSampling, log_probs
@@ -22,7 +23,6 @@ from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree
 from adt_tree.verify import Verdict
 from models.decoder.transformer import as_it_is
-from models.padding import NoPadding
 
 CODES = 4
 CODEBOOK = torch.tensor([[0.0], [1.0], [2.1], [3.3]])
@@ -42,7 +42,7 @@ def append(state: Tensor, codes: Tensor) -> Tensor:
 class TabularTarget:
     """A Target whose logits are a table [G, S, V], on its device."""
 
-    num_codes, padding, run, compile = CODES, NoPadding(), staticmethod(run_directly), staticmethod(as_it_is)
+    num_codes, padding, run, compile = CODES, Padding(), staticmethod(run_directly), staticmethod(as_it_is)
 
     def __init__(self, logits: Tensor, grid: Grid, slots: int) -> None:
         self.logits, self.grid, self.slots, self.device = logits, grid, slots, logits.device
