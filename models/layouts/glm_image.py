@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adt_tree.errors import UserError
+from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid, Raster
+from adt_tree.settings import Sampling
 from models.checkpoint.config import check_integer, integer, integers, positive, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
@@ -161,13 +162,10 @@ def with_generation(spec: ModelFamily, fields: Mapping[str, Any], source: str) -
     for a value out of range."""
     names = ("temperature", "top_p", "top_k")
     stated = {name: fields[name] for name in names if fields.get(name) is not None}
-    with reading(Path(source)):
-        for name in ("temperature", "top_p"):
-            positive(stated, name, 1.0)
-        if "top_k" in stated:
-            check_integer("top_k", stated["top_k"], least=0)
-        if stated.get("top_p", 1.0) > 1:
-            raise ValueError(f"top_p is {stated['top_p']}: it must be at most 1")
+    try:
+        Sampling(**stated)
+    except UserError as error:
+        raise CheckpointError(f"{source}: {error}") from None
     return replace(spec, **stated)
 
 
