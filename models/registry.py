@@ -219,13 +219,7 @@ EMU3 = ModelFamily(
         "everything", "BAAI/Emu3-Gen-hf", "emu3/Emu3-Gen-hf", licence="Apache-2.0 by its card"
     ),
     networks=Networks(
-        target={
-            "text_config": {
-                "vocab_size": 184622, "hidden_size": 4096, "intermediate_size": 14336,
-                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-                "max_position_embeddings": 9216,
-            },
-        },
+        target={},  # those of models.layouts.emu3
         vq={
             "base_channels": 256, "channel_multiplier": [1, 2, 2, 4], "num_res_blocks": 2, "embed_dim": 4,
             "latent_channels": 4, "num_embeddings": 32768, "resolution": 720,
@@ -319,11 +313,7 @@ LIQUID = ModelFamily(
         ),
     ),
     networks=Networks(
-        target={
-            "vocab_size": 264192, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
-            "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
-            "max_position_embeddings": 8192,
-        },
+        target={"vocab_size": 264192},  # the others are in models.layouts.liquid
         vq=META_VQ,
         image_tokens=1024, prompt=64, side=512,
     ),
