@@ -114,6 +114,6 @@ def size_of(requests: Sequence[Request], batch_size: int) -> tuple[int, int]:
 
 def free_memory(device: torch.device) -> None:
     """Frees cached memory of deleted tensors, so that tensors of other sizes can use it."""
-    gc.collect()  # a target and its graphs refer to one another
+    gc.collect()  # a target and its graphs, and a module with hooks, may refer to one another
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -9,7 +9,6 @@ features.
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adt_tree.engine_cache import free_memory
 from adt_tree.errors import CheckpointError, UserError
 from models.checkpoint.config import read_config, read_tokenizer
 from models.checkpoint.files import reading
@@ -96,10 +96,7 @@ class T5Text:
     def release(self) -> None:
         """Frees the weights. The next encode() loads them again."""
         self._encoder = None
-        # A module with a reference cycle, as a hook may create, is freed only by the garbage collector.
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory(self.device)
 
     def _load(self) -> Any:
         from transformers import T5EncoderModel, logging
