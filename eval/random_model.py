@@ -15,6 +15,7 @@ from torch import nn
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid
 from models import footprint
+from models.cell_tokens import CellIds
 from models.checkpoint.stored_module import on_meta
 from models.codecs.codec import Codec, CodeVectors
 from models.codecs.vq import Quantizer, VQModel
@@ -32,7 +33,7 @@ SCALE = 0.02  # standard deviation of weights
 FIRST_CODE = 4  # token id of code 0 in the Chameleon layout
 
 
-def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) -> PromptEncoder:
+def random_prompts(cells: CellIds, row: torch.Tensor | None) -> PromptEncoder:
     """Returns an encoder of a text to int(text) tokens, the same in both guidance branches.
 
     row [1, D]: if not None, a prompt is this many copies of the row, for families that take embedded prompts.
@@ -43,10 +44,10 @@ def random_prompts(first_code: int, num_codes: int, row: torch.Tensor | None) ->
         if row is not None:
             rows = row.expand(count, -1)
             return PaddedPrompt(rows, rows)
-        tokens = [n % first_code for n in range(count)]
+        tokens = [n % cells.codes.start for n in range(count)]
         return Prompt(tokens, tokens)
 
-    return PromptEncoder(encode, first_code, num_codes)
+    return PromptEncoder(encode, cells)
 
 
 def middle_rows(dims: Dimensions, codes: int) -> tuple[Grid, int]:
@@ -101,7 +102,7 @@ def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, de
     return Model(
         spec=spec,
         grid=grid,
-        prompts=replace(random_prompts(first, codes, row), row_end=row_end),
+        prompts=random_prompts(CellIds(range(first, first + codes), row_end), row),
         decoder=decoder,
         codec=codec,
         drafter_net=drafter,

@@ -16,7 +16,7 @@ class CellIds:
     """The token ids of one model's cells."""
 
     codes: range  # token ids of the codebook
-    row_end: int | None = None  # token id of row ends; None: the model has none
+    row_end: int | None = None  # token id after every row of codes but the last; None: the model has none
 
 
 class CellTokens:

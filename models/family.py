@@ -210,7 +210,6 @@ class ModelFamily:
 
     @property
     def target_folder(self) -> Path:
-        """The default folder of the target."""
         return self.target.folder if self.target else self.home
 
     @property

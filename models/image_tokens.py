@@ -28,7 +28,6 @@ class ImageTokens:
     row_end: int | None = None  # token id after every row of codes
     closing: tuple[int, ...] = ()  # token ids that always follow the image
     open_end: bool = False  # true if the model chooses the token after the image
-    guided: bool = False  # true if images are generated with guidance
 
     def sequence(self, codes: Sequence[int], grid: Grid) -> list[int]:
         """Returns the token ids of an image: those of its codes and of the ends of rows."""

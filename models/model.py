@@ -17,7 +17,6 @@ from adt_tree.lantern import nearest_table
 from adt_tree.roles import Drafter
 from adt_tree.settings import Sampling
 from adt_tree.surroundings import own_settings
-from models.cell_tokens import CellIds
 from models.checkpoint.files import expanded
 from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
@@ -32,7 +31,7 @@ from models.drafter import LLAMA, DrafterLayout, DrafterNet, EagleDrafter, load_
 from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
 from models.footprint import LIBRARIES, Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
-from models.target import UNGUIDED, ARTarget, EncodedPrompt, Execution, PromptEncoder
+from models.target import ARTarget, EncodedPrompt, Execution, PromptEncoder
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 
@@ -59,12 +58,10 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name of the family."""
         return self.spec.name
 
     @property
     def device(self) -> torch.device:
-        """The device of all networks."""
         return self.decoder.embed.weight.device
 
     @property
@@ -82,18 +79,12 @@ class Model:
 
     @property
     def num_codes(self) -> int:
-        return self.prompts.num_codes
+        return len(self.prompts.cells.codes)
 
     @property
     def first_code(self) -> int:
         """Token id of code 0."""
-        return self.prompts.first_code
-
-    @property
-    def cell_ids(self) -> CellIds:
-        """Token ids of an image's cells."""
-        codes = range(self.first_code, self.first_code + self.num_codes)
-        return CellIds(codes, self.prompts.row_end)
+        return self.prompts.cells.codes.start
 
     @property
     def missing_for_pixels(self) -> str:
@@ -121,17 +112,16 @@ class Model:
         and score, but not be trained or saved. The same holds for drafter().
         """
         if sampling.branches > 1 and not self.prompts.guided:
-            raise UserError(UNGUIDED)
+            raise UserError("guidance: this model has no unconditional branch; give 1, or leave it out")
         dims = self.dimensions(slots, sampling, max_nodes, max_prompt)
         check_room(dims, self.device, self.precision)
-        ids, rows = self.cell_ids, (slots, sampling.branches)
-        run = None
+        cells, rows, run = self.prompts.cells, (slots, sampling.branches), None
         if self.graphs:
             gc.collect()  # a target and its graphs refer to each other, so a dropped one is still in memory
             run = GraphRunner(CudaRecorder(self.device))
         execution = Execution(run, compiled if self.compiled else as_it_is)
         pack(self.decoder)
-        return ARTarget(self.decoder, self.grid, ids, *rows, max_prompt, max_nodes, execution)
+        return ARTarget(self.decoder, self.grid, cells, *rows, max_prompt, max_nodes, execution)
 
     def dimensions(self, slots: int, sampling: Sampling, max_nodes: int, max_prompt: int) -> Dimensions:
         """Returns the dimensions from which models.footprint computes the memory of decoding with such a
@@ -203,10 +193,11 @@ def load_networks(
     before the large target is read. Raises CheckpointError if one of them does not fit.
     """
     folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
-    if len(codec.codebook) != prompts.num_codes:
+    codes = prompts.cells.codes
+    if len(codec.codebook) != len(codes):
         raise CheckpointError(
-            f"{folder}: {prompts.num_codes} codes, the VQ decoder has {len(codec.codebook)}: they "
-            "belong to different models"
+            f"{folder}: {len(codes)} codes, the VQ decoder has {len(codec.codebook)}: they belong to "
+            "different models"
         )
     net, drafter_sha = None, None
     if drafter is None and checkpoint.options.need_drafter:
@@ -218,7 +209,7 @@ def load_networks(
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
     placed = weights.placed(checkpoint.device, checkpoint.dtype)
     network = decoder.load(placed, folder)
-    network.cut_head(prompts.first_code, prompts.num_codes, copy=not placed.in_memory)
+    network.cut_head(codes.start, len(codes), copy=not placed.in_memory)
     return Model(
         spec=checkpoint.spec,
         grid=grid,

@@ -32,7 +32,6 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """The folder on this disk."""
         return CKPTS / self.place
 
 

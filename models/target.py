@@ -27,8 +27,6 @@ from models.decoder.positions import AxisPositions
 from models.decoder.transformer import Decoder, Join, as_it_is, join, logits_of
 from models.image_tokens import ImageTokens
 
-UNGUIDED = "guidance: this model has no unconditional branch; give 1, or leave it out"
-
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPrefix:
@@ -76,8 +74,7 @@ class Prompt:
     def tokens(self, branch: int) -> list[int]:
         if not branch:
             return self.conditional
-        if self.unconditional is None:
-            raise UserError(UNGUIDED)
+        assert self.unconditional is not None, "Model.target refuses guidance without such a branch"
         return self.unconditional
 
 
@@ -86,9 +83,7 @@ class PromptEncoder:
     """The text side of a model, and where its codes lie among its tokens."""
 
     encode: Callable[[str], EncodedPrompt]  # the user's text -> the prompt that prefill() takes; see __call__
-    first_code: int  # token id of code 0
-    num_codes: int  # size of the codebook
-    row_end: int | None = None  # token id after every row of codes but the last; None: there is none
+    cells: CellIds
     guided: bool = True  # true if prompts have an unconditional branch
     images: ImageTokens | None = None  # images among the ids of prompts that a client has encoded
     num_classes: int = 0  # classes of a class-conditional model, whose prompts are class ids; 0: texts
@@ -107,13 +102,13 @@ class PromptEncoder:
         return self.encode(text)
 
 
-def token_prompts(codes: range, row_end: int | None = None, guided: bool = True) -> PromptEncoder:
+def token_prompts(cells: CellIds, guided: bool = True) -> PromptEncoder:
     """Returns the text side of a model without a tokenizer: prompts are token ids, texts are refused."""
 
     def encode(text: str) -> EncodedPrompt:
         raise UserError(f"prompt {text[:80]!r}: this model has no tokenizer, give token ids")
 
-    return PromptEncoder(encode, codes.start, len(codes), row_end, guided)
+    return PromptEncoder(encode, cells, guided)
 
 
 def by_branch(x: Tensor, branches: int) -> Tensor:

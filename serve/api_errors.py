@@ -31,19 +31,16 @@ class ApiError(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Returns the error as a JSON object."""
         usual = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = TYPES.get(self.status, usual)
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> Response:
-        """Returns the error as a response."""
         return json_response(self.content, self.status, self.headers)
 
     @property
     def event(self) -> bytes:
-        """Returns the error as the last event of a stream."""
         return f"data: {json.dumps(self.content)}\n\n".encode()
 
 

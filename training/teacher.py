@@ -20,10 +20,11 @@ def image_tokens(model: Model, codes: Tensor) -> Tensor:
     """Returns the token ids [.., m] of codes [.., n]. Where the model has row ends, there is one after every
     row but the last."""
     ids = codes.long() + model.first_code
-    if model.prompts.row_end is None:
+    row_end = model.prompts.cells.row_end
+    if row_end is None:
         return ids
     rows = ids.unflatten(-1, (model.grid.height, model.grid.width))
-    ends = torch.full_like(rows[..., :1], model.prompts.row_end)
+    ends = torch.full_like(rows[..., :1], row_end)
     return torch.cat((rows, ends), dim=-1).flatten(-2)[..., :-1]
 
 
@@ -46,7 +47,7 @@ def features(model: Model, prompt: EncodedPrompt, codes: Tensor) -> list[Tensor]
     """
     device = model.codebook.device
     pack(model.decoder)
-    target = ARTarget(model.decoder, model.grid, model.cell_ids, 1, BRANCHES, prompt.length, max_nodes=0)
+    target = ARTarget(model.decoder, model.grid, model.prompts.cells, 1, BRANCHES, prompt.length, max_nodes=0)
     prefix = target.prefill(0, prompt).features
     tokens = image_tokens(model, codes).to(device)[None]
     depths = torch.arange(tokens.shape[1], device=device)[None]

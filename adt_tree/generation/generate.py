@@ -99,7 +99,7 @@ def _decode(
         refuse(f"max_new_tokens {room}: an image of {grid.height} x {grid.width} codes needs {length}")
     if settings.stops.intersection((*tokens.codes, *(() if tokens.row_end is None else (tokens.row_end,)))):
         refuse("eos_token_id: it names a token inside images, which would end there; leave it out")
-    if settings.sampling.branches > 1 and not tokens.guided:
+    if settings.sampling.branches > 1 and not adopted.pipe.model.prompts.guided:
         refuse(f"guidance_scale {settings.sampling.guidance}: this model has no guidance; leave it out")
     closing = list(tokens.closing[: room - length])
     if settings.allowed:

@@ -92,7 +92,6 @@ def fetch(hub_id: HubId, patterns: tuple[str, ...], into: Path | None = None, sp
 
 
 def _fault(hub_id: HubId, error: Exception) -> str:
-    """Returns why a repository cannot be fetched, and what to do."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

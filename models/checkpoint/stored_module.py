@@ -117,7 +117,6 @@ def require(
 
 
 def _fits(name: str, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Returns whether a stored tensor can be loaded as one of that shape."""
     if stored == shape:
         return True
     per_head = any(part in name for part in PER_HEAD) and stored[1:] == shape[1:]

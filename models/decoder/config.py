@@ -63,7 +63,6 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """The size of one attention head."""
         return self.head_size or self.hidden_size // self.num_heads
 
     @property

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, control_tokens, read_tokenizer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
@@ -45,10 +46,9 @@ INSTRUCTION = "Generate an image of {size}x{size} according to the following pro
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """The token ids of image codes and of the tokens in a prompt. Code = token id - first_code."""
+    """The token ids of image codes and of the tokens in a prompt."""
 
-    first_code: int
-    num_codes: int
+    codes: range
     begin_of_text: int
     begin_of_image: int
     separator: int
@@ -73,7 +73,8 @@ class TokenLayout:
         for name in ("<s>", BEGIN_OF_IMAGE, SEPARATOR):
             if name not in vocabulary:
                 raise ValueError(f"vocabulary_map: token {name} is missing")
-        return cls(codes[0], len(codes), vocabulary["<s>"], vocabulary[BEGIN_OF_IMAGE], vocabulary[SEPARATOR])
+        tokens = (vocabulary[name] for name in ("<s>", BEGIN_OF_IMAGE, SEPARATOR))
+        return cls(range(codes[0], codes[-1] + 1), *tokens)
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -132,7 +133,7 @@ def load(checkpoint: Checkpoint) -> Model:
         return Prompt([layout.begin_of_text, *ids, layout.separator, *image_start], unconditional)
 
     control = control_tokens(tokenizer.get_added_tokens_decoder().values())
-    prompts = PromptEncoder(encode, layout.first_code, layout.num_codes, row_end, control=control)
+    prompts = PromptEncoder(encode, CellIds(layout.codes, row_end), control=control)
     return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec, CHAMELEON)
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import CheckpointError, reason
+from models.cell_tokens import CellIds
 from models.checkpoint.config import control_tokens, read_config
 from models.checkpoint.files import reading
 from models.family import Checkpoint
+from models.target import Prompt, PromptEncoder
 
 
 class ChatTokenizer:
@@ -65,7 +67,7 @@ class ChatTokenizer:
             )
         return int(token_id)
 
-    def check_id(self, name: str, token_id: int) -> None:
+    def check_id(self, name: str, token_id: int | None) -> None:
         """Raises CheckpointError if a special token has another id than in config.json."""
         if self.token(name) != token_id:
             raise CheckpointError(
@@ -91,6 +93,15 @@ class ChatTokenizer:
                 f"{self.source}: the tokenizer names no {name}: give the tokenizer of this model"
             )
         return token
+
+    def prompts(self, before: str, after: str, negative: str, cells: CellIds) -> PromptEncoder:
+        """Returns an encoder of texts between two others; the unconditional branch is `negative`."""
+        unconditional = self.ids(negative)
+
+        def encode(text: str) -> Prompt:
+            return Prompt(self.ids(f"{before}{text}{after}"), unconditional)
+
+        return PromptEncoder(encode, cells, control=self.control)
 
     def turn(self, text: str, answer: bool = True) -> str:
         """Returns the user's turn, formatted by the chat template, and, if `answer`, the opening of the

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
@@ -28,7 +29,7 @@ from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import decoder_names, published, tied
 from models.model import Model, load_networks
-from models.target import Prompt, PromptEncoder, token_prompts
+from models.target import PromptEncoder, token_prompts
 
 CODE, ROW_END = "<|visual token ", "<|extra_200|>"
 IMAGE_START, IMAGE_TOKEN = "<|image start|>", "<|image token|>"
@@ -76,7 +77,7 @@ class Emu3Codec(nn.Module):
         return torch.stack(self.vqmodel.encode(images, sizes).image_tokens)
 
 
-def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
+def read_tokens(config: Mapping[str, Any]) -> CellIds:
     """Reads the ids of the codes and of the row end from config.json. ValueError names what is missing or
     wrong in the vocabulary."""
     vocabulary = section(config, "vocabulary_map")
@@ -87,7 +88,7 @@ def read_tokens(config: Mapping[str, Any]) -> tuple[range, int]:
         raise ValueError(f"vocabulary_map: token {ROW_END} is missing")
     for name in (f"{CODE}000000|>", ROW_END):
         check_integer(f"vocabulary_map: token {name}", vocabulary.get(name), least=0)
-    return range(codes[0], codes[0] + len(codes)), vocabulary[ROW_END]
+    return CellIds(range(codes[0], codes[0] + len(codes)), vocabulary[ROW_END])
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -113,7 +114,7 @@ def grid_of(size: int, ratio: str, patch: int) -> Grid:
 
 def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
     """Returns the description of images among token ids. ValueError names a token that is missing."""
-    codes, row_end = read_tokens(config)
+    cells = read_tokens(config)
     vocabulary = section(config, "vocabulary_map")
     for name in (IMAGE_START, IMAGE_TOKEN, *CLOSING, *SIZE):
         check_integer(f"vocabulary_map: token {name}", vocabulary.get(name), least=0)
@@ -137,7 +138,7 @@ def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
         return grids.pop()
 
     closing = tuple(vocabulary[name] for name in CLOSING)
-    return ImageTokens(codes, read_grid, row_end, closing, guided=True)
+    return ImageTokens(cells.codes, read_grid, cells.row_end, closing)
 
 
 def vqvae(fields: Mapping[str, Any]) -> Any:
@@ -148,20 +149,17 @@ def vqvae(fields: Mapping[str, Any]) -> Any:
     return Emu3VQVAE(Emu3VQVAEConfig(**fields))
 
 
-def prompt_encoder(tokenizer: ChatTokenizer, codes: range, row_end: int, grid: Grid) -> PromptEncoder:
+def prompt_encoder(tokenizer: ChatTokenizer, cells: CellIds, grid: Grid) -> PromptEncoder:
     """Returns an encoder of texts as BOS, the text, image start, the image's size and image token; the
     unconditional branch has the negative prompt as its text. CheckpointError if the tokenizer does not have
     these image tokens."""
     for name in (IMAGE_START, IMAGE_TOKEN):
         tokenizer.token(name)
-    tokenizer.check_id(f"{CODE}000000|>", codes.start)
-    tokenizer.check_id(ROW_END, row_end)
+    tokenizer.check_id(f"{CODE}000000|>", cells.codes.start)
+    tokenizer.check_id(ROW_END, cells.row_end)
     bos, image_start = tokenizer.tokenizer.bos_token, f"{IMAGE_START}{grid.height}*{grid.width}{IMAGE_TOKEN}"
 
-    def encode(text: str) -> Prompt:
-        return Prompt(*(tokenizer.ids(f"{bos}{words}{image_start}") for words in (text, NEGATIVE)))
-
-    return PromptEncoder(encode, codes.start, len(codes), row_end, control=tokenizer.control)
+    return tokenizer.prompts(bos, image_start, f"{bos}{NEGATIVE}{image_start}", cells)
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -169,7 +167,7 @@ def load(checkpoint: Checkpoint) -> Model:
     folder = checkpoint.folder
     config, state = checkpoint.read()
     with reading(folder / "config.json"):
-        (codes, row_end), shape = read_tokens(config), decoder_config(config)
+        cells, shape = read_tokens(config), decoder_config(config)
         stored_codec = StoredModule(partial(vqvae, section(config, "vq_config")))
         pixel_shapes = stored_codec.shapes
     text, head, vq = LOADED if LOADED[1] in state else STORED
@@ -179,7 +177,7 @@ def load(checkpoint: Checkpoint) -> Model:
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
     codec = Emu3Codec(stored_codec.load(pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
-    prompts = token_prompts(codes, row_end)
+    prompts = token_prompts(cells)
     if not checkpoint.only_ids:
-        prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes, row_end, grid)
+        prompts = prompt_encoder(ChatTokenizer.of(checkpoint), cells, grid)
     return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid, Raster
 from adt_tree.settings import Sampling
+from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, integer, integers, positive, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
@@ -122,7 +123,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, config: Mapping[str, Any], grid: Gr
     def encode(text: str) -> Prompt:
         return Prompt(tokenizer.ids(tokenizer.turn(text, answer=False) + sizes + bos), None)
 
-    return PromptEncoder(encode, codes.start, len(codes), guided=False, control=tokenizer.control)
+    return PromptEncoder(encode, CellIds(codes), guided=False, control=tokenizer.control)
 
 
 def image_tokens(config: Mapping[str, Any]) -> ImageTokens:
@@ -183,7 +184,7 @@ def load(checkpoint: Checkpoint) -> Model:
     decoder = published(lambda: Decoder(shape), names, shape)
     shapes = decoder.shapes
     require(folder, state, shapes | {CODEBOOK: (shape.num_codes, width)})
-    prompts = token_prompts(range(shape.num_codes), guided=False)
+    prompts = token_prompts(CellIds(range(shape.num_codes)), guided=False)
     if not checkpoint.only_ids:
         chat = ChatTokenizer.of(checkpoint, processor_folder(folder))
         spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.checkpoint.config import integer, integers, section
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, on_meta, require
@@ -163,7 +164,7 @@ def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEnco
         ids = tokenizer.ids(tokenizer.turn(text) + BEGIN_OF_IMAGE)
         return Prompt(ids, [token if token in never_padded else padding for token in ids])
 
-    return PromptEncoder(encode, text_size, shape.num_codes, control=tokenizer.control)
+    return PromptEncoder(encode, CellIds(range(text_size, shape.vocab_size)), control=tokenizer.control)
 
 
 def load(checkpoint: Checkpoint) -> Model:

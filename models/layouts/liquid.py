@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.cell_tokens import CellIds
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
 from models.checkpoint.weights import Weights
@@ -27,7 +28,7 @@ from models.layouts.chameleon import read_codec, square_of
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import Names, decoder_names, gather, published, tied
 from models.model import Model, load_networks
-from models.target import Prompt, PromptEncoder
+from models.target import PromptEncoder
 
 BEGIN_OF_IMAGE = "<boi>"
 INSTRUCTION, NEGATIVE = " Generate an image based on this description.", "<unconditional>"
@@ -60,17 +61,13 @@ def from_gemma(state: Weights, names: Names, config: DecoderConfig) -> dict[str,
     return {name: 1 + x.float() if name.endswith("norm.weight") else x for name, x in tensors.items()}
 
 
-def prompt_encoder(tokenizer: ChatTokenizer, first_code: int, num_codes: int) -> PromptEncoder:
+def prompt_encoder(tokenizer: ChatTokenizer, codes: range) -> PromptEncoder:
     """Returns an encoder of texts. CheckpointError if the tokenizer lacks begin of image or has ids of
     codes."""
     tokenizer.token(BEGIN_OF_IMAGE)
-    tokenizer.check_size(first_code)
-    unconditional = tokenizer.ids(NEGATIVE + BEGIN_OF_IMAGE)
-
-    def encode(text: str) -> Prompt:
-        return Prompt(tokenizer.ids(text + INSTRUCTION + BEGIN_OF_IMAGE), unconditional)
-
-    return PromptEncoder(encode, first_code, num_codes, control=tokenizer.control)
+    tokenizer.check_size(codes.start)
+    after, negative = INSTRUCTION + BEGIN_OF_IMAGE, NEGATIVE + BEGIN_OF_IMAGE
+    return tokenizer.prompts("", after, negative, CellIds(codes))
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -83,7 +80,7 @@ def load(checkpoint: Checkpoint) -> Model:
     decoder = published(lambda: Decoder(shape), names, shape, from_gemma)
     require(folder, state, decoder.shapes)
     codec = read_codec(checkpoint, config, state)
-    num_codes = codec.config.num_embeddings
-    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape.vocab_size - num_codes, num_codes)
+    codes = range(shape.vocab_size - codec.config.num_embeddings, shape.vocab_size)
+    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes)
     grid = square_of(checkpoint, codec)
     return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)

@@ -16,6 +16,7 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, positive, read_config
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import StoredModule, require
@@ -215,13 +216,14 @@ def load(checkpoint: Checkpoint) -> Model:
 
 def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:
     """Returns the encoder of texts or classes. T5's weights are loaded later, for the first text."""
+    cells = CellIds(range(shape.vocab_size))
     embedding = files.weights.below(files.prompt_prefix).placed(checkpoint.device, checkpoint.dtype)
     if files.class_conditional:
         if encoder := checkpoint.options.text_encoder:
             raise CheckpointError(
                 f"text_encoder {encoder}: this model takes classes, not texts; leave it out"
             )
-        return class_prompts(embedding["embedding_table.weight"], shape.vocab_size)
+        return class_prompts(embedding["embedding_table.weight"], cells)
     if "uncond_embedding" not in embedding:
         raise CheckpointError(f"{files.file}: tensor {files.prompt_prefix}uncond_embedding is missing")
     rows, features = embedding.shapes["uncond_embedding"]
@@ -235,4 +237,4 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
     text = T5Text(folder, features, rows, checkpoint.device)
     projector = StoredModule(lambda: CaptionProjector(rows, features, shape.hidden_size))
     project = projector.load(embedding, files.file)
-    return text_prompts(text, project, shape.vocab_size, options.keep_text_encoder)
+    return text_prompts(text, project, cells, options.keep_text_encoder)

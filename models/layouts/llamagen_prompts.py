@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from adt_tree.engine_cache import free_memory
 from adt_tree.errors import CheckpointError, UserError
+from models.cell_tokens import CellIds
 from models.checkpoint.config import read_config, read_tokenizer
 from models.checkpoint.files import reading
 from models.decoder.transformer import Decoder
@@ -143,7 +144,7 @@ class CaptionProjector(nn.Module):
 
 
 def text_prompts(
-    text: T5Text, project: CaptionProjector, num_codes: int, keep_encoder: bool
+    text: T5Text, project: CaptionProjector, cells: CellIds, keep_encoder: bool
 ) -> PromptEncoder:
     """Returns an encoder of texts as their projected features. keep_encoder: keep T5 in memory when all
     prompts of a run are encoded."""
@@ -157,10 +158,10 @@ def text_prompts(
         rows = project(features.to(weight.device, weight.dtype))
         return PaddedPrompt(rows, unconditional, warnings)
 
-    return PromptEncoder(encode, 0, num_codes, release=(lambda: None) if keep_encoder else text.release)
+    return PromptEncoder(encode, cells, release=(lambda: None) if keep_encoder else text.release)
 
 
-def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
+def class_prompts(table: Tensor, cells: CellIds) -> PromptEncoder:
     """Returns an encoder of decimal class ids as rows of table [classes + 1, D]; the last row is that of the
     unconditional branch. encode() raises UserError if there is no such class."""
     classes = len(table) - 1
@@ -173,4 +174,4 @@ def class_prompts(table: Tensor, num_codes: int) -> PromptEncoder:
             )
         return PaddedPrompt(table[int(words)][None], table[-1:])
 
-    return PromptEncoder(encode, 0, num_codes, num_classes=classes)
+    return PromptEncoder(encode, cells, num_classes=classes)

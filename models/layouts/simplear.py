@@ -14,6 +14,7 @@ from typing import Any
 
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
+from models.cell_tokens import CellIds
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import require
 from models.codecs.codec import Codec, CodeVectors
@@ -24,7 +25,7 @@ from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
 from models.llama_names import decoder_names, published, tied
 from models.model import Model, load_networks
-from models.target import Prompt, PromptEncoder
+from models.target import PromptEncoder
 
 OPENING, IMAGE_START = "<|t2i|>", "<|soi|>"
 POSITIVE = "A highly realistic image of "
@@ -56,18 +57,14 @@ def grid_of(size: int) -> Grid:
     return Grid(size // CELL, size // CELL)
 
 
-def prompt_encoder(tokenizer: ChatTokenizer, first_code: int) -> PromptEncoder:
+def prompt_encoder(tokenizer: ChatTokenizer, codes: range) -> PromptEncoder:
     """Returns an encoder of texts; the unconditional branch has the negative prompt. CheckpointError if the
     tokenizer lacks the special tokens or has ids of codes."""
     for name in (OPENING, IMAGE_START):
         tokenizer.token(name)
-    tokenizer.check_size(first_code)
-    unconditional = tokenizer.ids(f"{OPENING}{NEGATIVE}{IMAGE_START}")
-
-    def encode(text: str) -> Prompt:
-        return Prompt(tokenizer.ids(f"{OPENING}{POSITIVE}{text}{IMAGE_START}"), unconditional)
-
-    return PromptEncoder(encode, first_code, NUM_CODES, control=tokenizer.control)
+    tokenizer.check_size(codes.start)
+    negative = f"{OPENING}{NEGATIVE}{IMAGE_START}"
+    return tokenizer.prompts(f"{OPENING}{POSITIVE}", IMAGE_START, negative, CellIds(codes))
 
 
 def load(checkpoint: Checkpoint) -> Model:
@@ -80,7 +77,8 @@ def load(checkpoint: Checkpoint) -> Model:
     grid = grid_of(checkpoint.size)
     decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
     require(folder, state, decoder.shapes)
-    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape.vocab_size - NUM_CODES)
+    codes = range(shape.vocab_size - NUM_CODES, shape.vocab_size)
+    prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes)
     codec: Codec = CodeVectors(code_vectors(checkpoint.device), NOT_TRUSTED)
     if options.trust_torchscript:
         codec = CosmosDecoder(checkpoint.part("decoder of pixels", PIXELS, "vq_path"), checkpoint.device)

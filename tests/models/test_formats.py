@@ -156,7 +156,7 @@ def test_prompts_of_lumina_mgpt(checkpoints: Checkpoints) -> None:
     ids = [words[{" ": "Ġ", "\n": "Ċ"}.get(letter, letter)] for letter in text]
     assert prompt.unconditional == opening
     assert prompt.conditional == [words["<s>"], *ids, words["<reserved08706>"], *opening]
-    assert model.prompts.row_end == words["<reserved08799>"] and model.grid == Grid(4, 4, row_ends=True)
+    assert model.prompts.cells.row_end == words["<reserved08799>"] and model.grid == Grid(4, 4, row_ends=True)
 
 
 def test_where_the_tokenizer_may_lie(

@@ -18,6 +18,7 @@ from adt_tree.roles import Target, run_directly
 from adt_tree.static_trees import STATIC_TREES
 from adt_tree.tree import DraftTree, Topology, ancestor_mask
 from adt_tree.verify import Verdict
+from models.cell_tokens import CellIds
 from models.codecs.vq import VQConfig
 from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
@@ -38,11 +39,9 @@ def model_of(
     """Returns two networks as a model, which can neither read texts nor decode pixels."""
     # Stands for both the prompt encoder and the codec.
     stand_in: Any = SimpleNamespace(
-        num_codes=len(codebook),
-        first_code=first_code,
+        cells=CellIds(range(first_code, first_code + len(codebook)), row_end),
         guided=True,
         codebook=codebook,
-        row_end=row_end,
         config=VQConfig(num_embeddings=len(codebook)),
     )
     nothing: Any = None
