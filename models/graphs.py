@@ -18,30 +18,17 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Recorder(Protocol):
-    """Records what a function does on the device."""
-
-    def warm_up(self) -> AbstractContextManager[None]:
-        """Returns a context for the run before a recording, in which libraries allocate their workspaces."""
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that repeats run() on the memory it used. RuntimeError if recording fails."""
-
-    def free(self) -> None:
-        """Frees unused memory of the device, after a recording that ran out of it."""
-
-
 class CudaRecorder:
-    """torch.cuda.graph as recorder. All graphs share one pool of scratch memory, and one stream, because
-    cuBLAS keeps a workspace, up to a GiB, for every stream it meets."""
+    """Records what a function does on the device, by torch.cuda.graph. All graphs share one pool of scratch
+    memory, and one stream, because cuBLAS keeps a workspace, up to a GiB, for every stream it meets."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +37,8 @@ class CudaRecorder:
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
-        """Runs on the stream of the recordings, after all that is queued and before all that follows."""
+        """The context of the run before a recording, in which libraries allocate their workspaces. It is on
+        the stream of the recordings, after all that is queued and before all that follows."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):  # its device too becomes the current one
@@ -58,7 +46,7 @@ class CudaRecorder:
         current.wait_stream(self._stream)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Captures run() in a graph."""
+        """Returns a function that repeats run() on the memory it used. RuntimeError if recording fails."""
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         collecting = gc.isenabled()
         gc.disable()  # the collector may find another graph, whose destruction would spoil the capture
@@ -98,7 +86,7 @@ class GraphRunner:
     stderr, drops all recordings with their memory, and calls everything directly from then on.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CudaRecorder) -> None:
         self._recorder = recorder
         self._graphs: dict[Hashable, _Graph] = {}
         self._results: dict[Hashable, Any] = {}  # by function and shapes

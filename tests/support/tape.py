@@ -71,7 +71,7 @@ class Tape:
 
 
 class Machine:
-    """A models.graphs.Recorder that records tapes."""
+    """Takes the place of models.graphs.CudaRecorder: it records tapes."""
 
     def __init__(self, fail_at: int = 0, error: type[RuntimeError] = RuntimeError) -> None:
         """Makes a recorder whose recording number `fail_at`, counted from 1, fails with that error."""
