@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any
         "seed_cells": method.copied_cells,
         **({"relaxed": str(method.relaxed_rule)} if method.relaxed_rule else {}),
         "model": options.model,
+        "grid": [astuple(raster) for raster in model.grid.rasters],
         "weights": model.weights_sha,
         "drafter_weights": model.drafter_sha,
         "precision": model.precision,

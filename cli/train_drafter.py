@@ -115,7 +115,7 @@ class OptimiserOptions(Base):
 class Options(TargetOptions, DataOptions, LossOptions, OptimiserOptions):
     """Everything that decides a drafter, and how long it is trained."""
 
-    save_dir: str = option("folder of log.jsonl and state_N, N the epoch", "runs/drafter", unit="DIR")
+    save_dir: str = option("folder of log.jsonl and state_N, N the step", "runs/drafter", unit="DIR")
     num_epochs: int = option("passes over the data", 20, unit="N", least=1)
     minutes: float | None = option(
         "training time, earlier runs included, instead of --num_epochs",

@@ -1,3 +1,3 @@
-"""Measures and stores runs: prompts, run folders, the harness of bench, metrics and reports."""
+"""Measures methods and drafters, and reports what was measured."""
 
 import lab as lab  # its rows of METHODS are measured, too

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the picture at the top of README.md: images of 40 prompts that training has seen and, framed, of the 24 pairs of
+# Makes docs/contact_sheet.jpg: images of 40 prompts that training has seen and, framed, of the 24 pairs of
 # style and name that it has not seen.
 # Usage: bash scripts/contact_sheet.sh [RUN_FOLDER] [JPEG_FILE]
 set -euo pipefail

@@ -1,1 +1,1 @@
-"""Training of drafters, and of the embedded model."""
+"""Training of drafters."""

@@ -1,6 +1,6 @@
 """The files of a drafter's training run: one folder per saved state, and the log.
 
-state_N/ holds config.json and model.safetensors, which --drafter_path loads, and in the newest state
+state_STEP/ holds config.json and model.safetensors, which --drafter_path loads, and in the newest state
 trainer.pt, from which training resumes. A state appears whole, by a rename, or not at all.
 """
 
@@ -36,13 +36,16 @@ def discard(root: Path) -> None:
     (root / LOG).unlink(missing_ok=True)
 
 
-def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-    """Saves state_EPOCH and returns its folder. If that fails, the earlier states are unchanged.
+def save(root: Path, step: int, payload: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
+    """Saves state_STEP, unless it is there to resume from, and returns its folder. If that fails, or the
+    process is killed, the earlier states are unchanged.
 
     write: a function that writes the drafter into a folder.
     """
-    home, part, old = root / f"state_{epoch}", root / f".state_{epoch}.part", root / f".state_{epoch}.old"
-    for stale in (part, old):
+    home, part = root / f"state_{step}", root / f".state_{step}.part"
+    if (home / TRAINER).is_file():
+        return home
+    for stale in (part, home):
         shutil.rmtree(stale, ignore_errors=True)
     part.mkdir(parents=True)
     try:
@@ -52,10 +55,7 @@ def save(root: Path, epoch: int, payload: Mapping[str, Any], write: Callable[[Pa
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    if home.exists():
-        os.replace(home, old)
     os.replace(part, home)
-    shutil.rmtree(old, ignore_errors=True)
     for older in states(root):
         if older != home:
             (older / TRAINER).unlink(missing_ok=True)

@@ -309,8 +309,7 @@ def loop(trainer: Trainer, fixed: dict[str, Any], root: Path) -> dict[str, Any] 
                 norm = nn.utils.get_total_norm([*trainer.net.parameters()])
                 trainer.require_finite(f"the norm of the weights after step {trainer.step}", norm.item())
                 if main:
-                    payload, epoch = trainer.payload(fixed), -(-trainer.step // epoch_steps)
-                    newest = drafter_states.save(root, epoch, payload, trainer.write)
+                    newest = drafter_states.save(root, trainer.step, trainer.payload(fixed), trainer.write)
                 trainer.accelerator.wait_for_everyone()
             if done:
                 break

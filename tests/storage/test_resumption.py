@@ -8,6 +8,7 @@ import gc
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import torch
 from PIL import Image
 
 import main
+from adt_tree.errors import UserError
+from adt_tree.grid import Grid
 from adt_tree.noise_table import NoiseTable
 from adt_tree.pipeline import Pipeline
+from cli.generate_images import Options, fingerprint
 from models.decoder.cache import KVCache
 from models.target import ARTarget
+from storage.run_folder import RunFolder
 from tests.conftest import Command, Refused, Result, Run
 from tests.support.runs import contents, images, python, signalled, statistics
 
@@ -197,3 +202,12 @@ def test_caches_and_noise_are_gone_before_the_last_pixels(
     finally:
         gc.unfreeze()
     assert min(counts[:4]) > 0 and counts[4:] == [0]
+
+
+def test_a_second_size_in_one_folder_is_refused(pipe: Pipeline, tmp_path: Path) -> None:
+    """Even one with as many codes."""
+    options, method, grids = Options.parse([]), pipe.method("ar"), (Grid(2, 8), Grid(4, 4))
+    first, second = (fingerprint(options, method, replace(pipe.model, grid=grid)) for grid in grids)
+    RunFolder(tmp_path, [], first, grids[0]).start({})
+    with pytest.raises(UserError, match=r"grid = \[\[2, 8, "):
+        RunFolder(tmp_path, [], second, grids[1])

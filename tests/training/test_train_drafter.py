@@ -418,3 +418,20 @@ def test_the_split_does_not_depend_on_the_order_on_disk() -> None:
     again = drafter_data.split(backwards, 0.9, 3)[1]
     assert {backwards[n] for n in again} == {names[n] for n in held_out}
     assert {names[n] for n in drafter_data.split(names, 0.9, 4)[1]} != {names[n] for n in held_out}
+
+
+def test_a_kill_between_two_saves_keeps_a_state_to_resume_from(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both states belong to the first epoch. Neither renames nor removes the other before it is whole."""
+    first = train(tmp_path, "--bs", 2, "--max_steps", 1)
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter_states.os, "replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            drafter_states.save(tmp_path, 2, {}, lambda _: None)
+    assert drafter_states.states(tmp_path) == [first] and (first / "trainer.pt").is_file()
+    assert train(tmp_path, "--bs", 2, "--max_steps", 2).name == "state_2"
