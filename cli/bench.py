@@ -20,9 +20,12 @@ from adt_tree.errors import UserError
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import LANTERN_SUFFIX, METHODS, Method, all_names, split_name
 from cli.method_options import (
+    LANTERN_VALUES,
     METHOD_OPTIONS,
     AdaptOptions,
     DecodingOptions,
+    LanternOptions,
+    RowOptions,
     TreeOptions,
     method_from,
     takes,
@@ -37,7 +40,6 @@ from cli.options import (
     RunOptions,
 )
 from cli.parser import Parser, as_written, declare, option
-from cli.relaxed import LANTERN_VALUES, LanternOptions, RowOptions
 from lab.settings import CONTROLS, Control
 from models.registry import PUBLISHED, SPECS
 from storage.prompts import BENCH_FILE, Prompt, PromptSettings, load_prompts, make_requests, repeated

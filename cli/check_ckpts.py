@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from adt_tree.errors import UserError
 from cli.options import DrafterOptions, FileOptions
-from cli.parser import declare, positional, refuse
+from cli.parser import declare, positional, refuse, with_flags
 from models.checkpoint.files import json_text
 from models.registry import SPECS
 
@@ -41,7 +41,7 @@ def run(options: Options) -> None:
             state = "FAULTY" if part.faults else part.note or "ok"
             print(f"  {name:<12} {part.name:<8} {state:<28} {part.place}")
             for fault in part.faults:
-                print(f"      {fault}")
+                print(f"      {with_flags(fault, Options)}")
     faults = sum(len(part["faults"]) for parts in models.values() for part in parts)
     print(json_text({"ok": not faults, "faults": faults, "models": models}))
     if faults:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from adt_tree.errors import CheckpointError, UserError
+from adt_tree.errors import CheckpointError
 from cli.parser import Options as Base
-from cli.parser import declare, option, positional, refuse
+from cli.parser import declare, option, positional
 from eval.tables import insert, markdown
 from models.published import Source
 from models.registry import LIQUID, SOURCES
@@ -23,7 +23,6 @@ def _readers(reads: str) -> str:
 
 
 def _read_by(name: str) -> list[str]:
-    """Returns the options that a checkpoint reads."""
     parts = SOURCES[name]
     read = {"file": any(part.choices for part in parts), "pixels": any(part.optional for part in parts)}
     return ["revision", *(name for name, reads in read.items() if reads)]
@@ -53,7 +52,6 @@ class Options(Base):
 
 def run(options: Options) -> None:
     """Fetches each checkpoint part by part, and prints places and licences; or prints or writes the table."""
-    check(options)
     if options.into is not None:
         insert(Path(options.into), MARK, table())
     elif not options.names:
@@ -67,15 +65,6 @@ def run(options: Options) -> None:
                 revision = options.revision if source.hub == target.hub else None
                 download(source, revision, options.file)
                 print(f"{name}: {source.part}: {source.folder}, licence: {source.licence}")
-
-
-def check(options: Options) -> None:
-    """Raises UserError for options that do not fit the names."""
-    files = [file for name in options.names for source in SOURCES[name] for file in source.choices]
-    if len(options.names) > 1:
-        refuse(options, "revision", "it belongs to one repository; give one NAME")
-    if options.file is not None and options.file not in files:
-        raise UserError(f"--file {options.file}: choose one of {', '.join(files)}")
 
 
 def download(source: Source, revision: str | None, file: str | None) -> None:

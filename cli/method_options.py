@@ -15,11 +15,12 @@ from adt_tree.fastest_size import AutoTree
 from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
 from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
-from cli.options import ModelOptions, RivalOptions, SamplingOptions, sampling_of
+from cli.options import ModelOptions, RivalOptions, SamplingOptions, by_model, sampling_of
 from cli.parser import Options, as_written, declare, option, refuse, unread
-from cli.relaxed import LanternOptions, LanternSwitch, RowOptions, readers
+from models.family import PUBLISHED_LANTERN as USUAL
 from models.registry import SPECS
 
+LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 # Options that some method does not read.
 METHOD_OPTIONS = tuple(dict.fromkeys(name for spec in METHODS.values() for name in sorted(spec.options)))
 FLAGS = ("model_type", "peanut", "static_tree", "eagle_version")  # the released code has no --method
@@ -29,6 +30,11 @@ BY_TREES = {  # kind of trees -> the method that drafts by the drafter network, 
     AdaptiveTree: ("adt-tree", "adt-self-draft"),
 }
 AUTO = "auto"  # value of --total_token: the size of trees is chosen while decoding
+
+
+def readers(name: str) -> str:
+    """Returns the names of the methods that read an option."""
+    return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
 
 
 def total_token(tree: TreeSettings | None) -> int | str | None:
@@ -65,7 +71,6 @@ def _grouped(values: Mapping[str, object], word: str = "in") -> str:
 
 
 def _with_trees(kind: type) -> str:
-    """Returns the names of the methods whose trees are of that type."""
     return ", ".join(spec.name for spec in METHODS.values() if spec.tree_type is kind)
 
 
@@ -183,6 +188,53 @@ class AdaptOptions(Options):
     adt_width_max: int | None = _adaptive("width_max", "greatest width", "NODES")
     adt_depth_start: int | None = _adaptive("depth_start", "depth of the first tree", "LEVELS")
     adt_width_start: int | None = _adaptive("width_start", "width of the first tree", "NODES")
+
+
+@declare("relaxed acceptance (LANTERN)")
+class LanternOptions(Options):
+    """The settings of relaxed acceptance."""
+
+    lantern_k: int | None = option(
+        f"number of neighbours whose probability counts (default: {USUAL.max_k}"
+        f"{by_model(USUAL.max_k, lambda spec: spec.lantern.max_k)}; or an eighth of the codebook if that is "
+        "less)",
+        unit="CODES",
+    )
+    lantern_delta: float | None = option(
+        "up to 1: bound on the probability that a code gains from its neighbours; above 1: LANTERN++'s "
+        f"factor on the probability of the code itself (default: {USUAL.delta:g}"
+        f"{by_model(USUAL.delta, lambda spec: spec.lantern.delta)})",
+        unit="D",
+    )
+    lantern_table: str | None = option(
+        "table of nearest codes, top_{V - 1}_indices.npy or its folder (default: the one in the checkpoint's "
+        "or drafter's folder or in ckpts/MODEL/vq_distances, else computed from the codebook)",
+        unit="PATH",
+    )
+
+
+@declare("relaxed acceptance (LANTERN)")
+class LanternSwitch(Options):
+    """Relaxed acceptance."""
+
+    lantern: bool = option(
+        "count the probability of a code's nearest neighbours when it is verified, so that more codes are "
+        f"accepted: faster, but not the model's distribution; read by {readers('lantern')}",
+        False,
+        reads={True: LANTERN_VALUES},
+    )
+
+
+@declare("several rows at once")
+class RowOptions(Options):
+    """The settings of methods that decode several rows at once."""
+
+    row_start: int | None = option(
+        f"{readers('row_start')}: begin a row when the row above it has this many cells, its row end "
+        "included; fewer give fewer passes and another distribution, a whole row gives raster order "
+        "(default: a third of a row in zipar and pjd, raster order in the others)",
+        unit="CELLS",
+    )
 
 
 @declare("decoding")

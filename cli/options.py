@@ -24,7 +24,6 @@ def image_count(text: str) -> int:
 
 
 def _window(text: str) -> str:
-    """Reads START-END."""
     first, dash, last = text.partition("-")
     if not (dash and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
         raise argparse.ArgumentTypeError(f"{text!r} is not START-END with START < END, such as 0-100")
@@ -32,7 +31,6 @@ def _window(text: str) -> str:
 
 
 def _class_labels(text: str) -> tuple[int, ...]:
-    """Reads class ids separated by commas."""
     labels = [word.strip() for word in text.split(",")]
     if not all(label.isascii() and label.isdigit() for label in labels):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of class ids such as 207,360")

@@ -107,7 +107,12 @@ def run(options: Options) -> None:
     if options.write is not None and not paths:
         paths = [path for section in SECTIONS for path in sorted(RESULTS.glob(section.files))]
     files, runs = sort_results(paths)
-    refuse_ignored(options, files, runs)
+    listed = [path for path in files if any(path.match(section.files) for section in SECTIONS)]
+    shown = {"write": listed, "into": files, "race": runs}.get(outputs[0] if outputs else "", [*files, *runs])
+    if ignored := [path for path in (*files, *runs) if path not in shown]:
+        raise UserError(f"{ignored[0]}: {as_written(options, outputs[0])} does not show it; leave it out")
+    if options.paper is not None and not files:
+        raise UserError(f"--paper {options.paper}: there is no result of bench; leave it out")
     results = {path: tables.read(path) for path in files}
     if options.write is not None:
         save(Path(options.write), document(results).encode())
@@ -120,25 +125,6 @@ def run(options: Options) -> None:
         write_race(Path(options.race), runs)
     else:
         print_tables(results, runs, options.paper)
-
-
-def refuse_ignored(options: Options, files: Sequence[Path], runs: Sequence[Path]) -> None:
-    """Raises UserError for a result that the output does not show, and for --paper without a result of bench.
-
-    files: results of bench. runs: folders of generate_images.
-    """
-    ignored, output = list[Path](), ""
-    if options.write is not None:
-        shown = [path for path in files if any(path.match(section.files) for section in SECTIONS)]
-        ignored, output = [path for path in (*files, *runs) if path not in shown], "--write"
-    elif options.into is not None:
-        ignored, output = list(runs), "--into"
-    elif options.race is not None:
-        ignored, output = list(files), "--race"
-    if ignored:
-        raise UserError(f"{ignored[0]}: {output} does not show it; leave it out")
-    if options.paper is not None and not files:
-        raise UserError(f"--paper {options.paper}: there is no result of bench; leave it out")
 
 
 def check_runs(roots: Sequence[Path]) -> None:

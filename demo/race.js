@@ -8,7 +8,6 @@ const MAPS = {  // button -> the value that a map shows at the cells of a step
   "tree width": step => step.width,
 };
 const HINT = "Hover or tap a node for its code and its probability.";
-const GAP = 16;  // pixels of a canvas between two rasters
 const EPSILON = 1e-9;  // seconds: sums of step times differ from the total by rounding
 const state = { time: 0, playing: true, last: 0, run: RUNS.length - 1, step: 0, map: "image" };
 
@@ -29,40 +28,23 @@ function make(name, parent, text = "", className = "") {
 for (const run of RUNS) {
   let clock = 0;
   run.ends = run.steps.map(step => clock += step.ms / 1000);
-  run.rasters = run.grid[0].length ? run.grid : [run.grid];  // [rows, columns] of each, as they are generated
-  run.starts = [0];  // index of each raster's first code
-  for (const [rows, columns] of run.rasters) run.starts.push(run.starts.at(-1) + rows * columns);
-  run.size = run.starts.pop();
+  run.size = run.grid[0] * run.grid[1];
   run.sheet = new Image();
   run.sheet.onload = () => { drawReplay(); drawStep(); };
   run.sheet.src = run.frames.sheet;
 }
 
-// Returns left, width and height of a raster on a canvas, where rasters stand side by side, each as large as the image.
-function panel(run, raster) {
-  const [width, height] = run.frames.size.map(side => 4 * side);
-  return [raster * (width + GAP), width, height];
-}
-
-// Paints the last partial image of at most `codes` codes, and returns the canvas's context. Only the last raster has a
-// picture; in the others a cell is filled once it has a code.
+// Paints the last partial image of at most `codes` codes, and returns the canvas's context.
 function paint(canvas, run, codes) {
   const { counts, columns, size: [width, height] } = run.frames;
   let frame = 0;
   while (frame + 1 < counts.length && counts[frame + 1] <= codes) frame++;
-  const last = run.rasters.length - 1, [x, wide, high] = panel(run, last);
-  if (canvas.width !== x + wide) Object.assign(canvas, { width: x + wide, height: high });
+  if (canvas.width !== 4 * width) Object.assign(canvas, { width: 4 * width, height: 4 * height });
   const pen = canvas.getContext("2d");
   pen.clearRect(0, 0, canvas.width, canvas.height);
   if (run.sheet.complete && run.sheet.naturalWidth && counts[frame] <= codes) {
     const left = frame % columns * width, top = Math.floor(frame / columns) * height;
-    pen.drawImage(run.sheet, left, top, width, height, x, 0, wide, high);
-  }
-  if (last) {
-    pen.fillStyle = "#64748b80";
-    for (let cell = 0; cell < Math.min(codes, run.starts[last]); cell++) pen.fillRect(...rectangle(run, cell));
-    pen.fillStyle = "#fff";
-    for (let raster = 1; raster <= last; raster++) pen.fillRect(panel(run, raster)[0] - GAP, 0, GAP, high);
+    pen.drawImage(run.sheet, left, top, width, height, 0, 0, canvas.width, canvas.height);
   }
   return pen;
 }
@@ -146,13 +128,10 @@ function drawStep() {
   drawTree(step.tree);
 }
 
-const rasterOf = (run, cell) => run.starts.findLastIndex(start => start <= cell);
-
-// Returns left, top, width and height of a cell on a canvas. cell: index of its code among those of all rasters.
+// Returns left, top, width and height of a cell on a canvas.
 function rectangle(run, cell) {
-  const raster = rasterOf(run, cell), [rows, columns] = run.rasters[raster], place = cell - run.starts[raster];
-  const [left, wide, high] = panel(run, raster), width = wide / columns, height = high / rows;
-  return [left + place % columns * width, Math.floor(place / columns) * height, width, height];
+  const [rows, columns] = run.grid, width = 4 * run.frames.size[0] / columns, height = 4 * run.frames.size[1] / rows;
+  return [cell % columns * width, Math.floor(cell / columns) * height, width, height];
 }
 
 function outline(pen, run, cell, tone, share) {  // the line is `share` of the cell's width
@@ -195,8 +174,7 @@ function summarise(run, step) {
   const codes = step.codes;
   const tree = step.tree ? `It drafted ${step.nodes} nodes up to ${step.depth} levels deep; the target accepted `
     + `${step.accepted} and added one code of its own.` : "It drafts nothing: one code per target call.";
-  const place = run.rasters.length > 1 ? `in raster ${rasterOf(run, step.position) + 1}, ` : "";
-  $("summary").textContent = `Step ${state.step + 1} of ${run.steps.length}, ${place}at row ${step.row + 1}, `
+  $("summary").textContent = `Step ${state.step + 1} of ${run.steps.length}, at row ${step.row + 1}, `
     + `column ${step.column + 1}: ${codes} code${codes === 1 ? "" : "s"} in ${step.ms.toFixed(1)} ms. ${tree}`;
 }
 
@@ -280,12 +258,9 @@ $("next").onclick = () => goTo(state.step + 1);
 $("step").oninput = event => goTo(Number(event.target.value));
 $("image").onclick = event => {
   const run = RUNS[state.run], box = event.target.getBoundingClientRect();
-  const x = (event.clientX - box.left) / box.width * event.target.width;
-  const raster = run.rasters.findLastIndex((_, number) => panel(run, number)[0] <= x);
-  const [rows, columns] = run.rasters[raster], [left, wide] = panel(run, raster);
-  const column = Math.floor((x - left) / wide * columns);
+  const [rows, columns] = run.grid, column = Math.floor((event.clientX - box.left) / box.width * columns);
   const row = Math.floor((event.clientY - box.top) / box.height * rows);
-  if (column < columns) goTo(stepOf(run, run.starts[raster] + row * columns + column));
+  goTo(stepOf(run, row * columns + column));
 };
 $("play").onclick = () => {
   if (!state.playing && state.time >= end) state.time = 0;

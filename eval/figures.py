@@ -175,7 +175,6 @@ def _show_map(figure: Any, axis: Any, kind: str, values: np.ndarray, high: float
 
 
 def _bare(axes: Iterable[Any]) -> None:
-    """Removes ticks and frames."""
     for axis in axes:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)

@@ -136,13 +136,12 @@ def text_of(results: Sequence[Mapping[str, Any]]) -> str:
         "model": "model", "type": "type", "method": "method", "factor": "factor", "step_ms": "ms per step",
         "read_ms": "ms to read the weights", "tau": "tau", "SR": "speed-up", "same_image": "= AR",
     }  # fmt: skip
-    lines = [
-        {title: str(row[key]) for key, title in shown.items() if row[key] not in (None, "")}
-        for row in rows(results)
-    ]
-    for line, row in zip(lines, rows(results), strict=True):
+    lines = []
+    for row in rows(results):
+        line = {title: str(row[key]) for key, title in shown.items() if row[key] not in (None, "")}
         if row["peak_bytes"]:
             line |= {key: f"{row[f'{key}_bytes'] / 1e9:.2f} GB" for key in ("peak", "estimate")}
+        lines.append(line)
     tests = [
         f"tests: {done['passed']} passed, {done['skipped']} skipped, {len(done['failed'])} failed"
         for done in (result["tests"] for result in results if "tests" in result)

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -115,6 +115,8 @@ def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Pro
         raise UserError("--class_labels with --prompt: choose one")
     prompts = _read(args, default)
     source = "--class_labels" if args.class_labels else args.prompt or str(default)
+    if args.captions and "image_id" not in dict(prompts[0].facts):
+        raise UserError(f"--captions {args.captions}: {source[:80]} is no COCO annotation file; leave it out")
     _check(repeated(prompts, args.images_per_prompt), source)
     total = len(prompts)
     if args.slice:
@@ -149,21 +151,17 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
             "by --prompt, or leave it out"
         )
     if args.class_labels:
-        _refuse_captions(args.captions, "--class_labels")
         return [Prompt(str(label), str(label), label) for label in args.class_labels]
     if source is None:
         return read_file(default, args.captions)
     if _is_stream(source):
-        _refuse_captions(args.captions, source)
         return read_stream(Path(STDIN if source == "-" else source))
     if source in NAMED:
         return read_file(_find(source, Path(args.prompt_dir)), args.captions)
     if os.path.isdir(expanded(source)):
-        _refuse_captions(args.captions, source)
         return read_folder(Path(expanded(source)))
     if source.lower().endswith(SUFFIXES):
         return read_file(Path(expanded(source)), args.captions)
-    _refuse_captions(args.captions, f"--prompt {source[:40]!r}")
     _refuse_names(source)
     if args.num_images < 1:
         raise UserError(f"--num_images {args.num_images}: a text is repeated, so give the number of images")
@@ -184,13 +182,6 @@ def _find(name: str, folder: Path) -> Path:
         f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; `bash scripts/get_data.sh` fetches "
         "it, or give --prompt_dir"
     )
-
-
-def _refuse_captions(captions: str | None, source: str) -> None:
-    if captions is not None:
-        raise UserError(
-            f"--captions {captions}: {source} is not a COCO annotation file; leave the option out"
-        )
 
 
 def _refuse_names(text: str) -> None:
@@ -216,10 +207,7 @@ def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     """
     with reading(path, f"give a prompt file in UTF-8 ({', '.join(SUFFIXES)})"):
         rows = _rows(read_text(path), path.suffix.lower())
-        coco = isinstance(rows, dict)
         prompts = _from_coco(rows, captions or CAPTIONS[0]) if isinstance(rows, dict) else _from_rows(rows)
-    if not coco:
-        _refuse_captions(captions, str(path))
     if not prompts:
         raise UserError(f"prompt file {path} holds no prompt")
     return prompts
@@ -264,7 +252,7 @@ def _rows(content: str, suffix: str) -> Any:
     if isinstance(data, list) and all(isinstance(item, str) for item in data):
         return [{"prompt": text} for text in data]
     if isinstance(data, list) and all(isinstance(item, dict) for item in data):
-        return [dict(zip(_columns(item), item.values(), strict=True)) for item in data]
+        return [{key.strip().lower(): value for key, value in item.items()} for item in data]
     raise ValueError("it is neither a list of texts, nor a list of objects, nor COCO annotations")
 
 
@@ -289,7 +277,7 @@ def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, 
                 rows.append(
                     {key: cell.replace(inner, "\r") for key, cell in zip(header, cells, strict=False)}
                 )
-            header, line = header or _columns(cells), table.line_num + 1
+            header, line = header or [cell.strip().lower() for cell in cells], table.line_num + 1
     except csv.Error as error:
         if delimiter == "\t" and quotes:
             return _table(content, delimiter, quotes=False)
@@ -299,15 +287,6 @@ def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, 
         columns = f"no column Prompt, Caption or Text; columns are separated by {delimiter!r}"
         raise ValueError(f"its first line names {columns}")
     return rows
-
-
-def _columns(names: Iterable[str]) -> list[str]:
-    """Returns the names of columns in lower case. ValueError if one that is read occurs twice."""
-    lowered = [name.strip().lower() for name in names]
-    for name in (*TEXT_COLUMNS, *NAME_COLUMNS, *FACT_COLUMNS):
-        if lowered.count(name) > 1:
-            raise ValueError(f"two columns are named {name}: rename one")
-    return lowered
 
 
 def _from_rows(rows: Sequence[dict[str, Any]]) -> list[Prompt]:

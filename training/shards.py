@@ -32,7 +32,6 @@ from models.model import Model
 from storage.ownership import owned
 
 INDEX = "index.json"
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class ShardWriter:
         Raises UserError if the folder holds images made with other facts.
         """
         self.root, self.size, self._buffer = root, size, list[StoredImage]()
-        facts = {"format": FORMAT, **json.loads(json.dumps(facts))}
+        facts = json.loads(json.dumps(facts))
         index = read_index(root) if (root / INDEX).exists() else {**facts, "shards": []}
         remedy = "choose another folder, or give the same options"
         refuse_other(index, facts, f"{root} holds images made with", remedy)
@@ -151,8 +150,8 @@ def read_index(root: Path) -> dict[str, Any]:
     index = read_json(path, remedy)
     with reading(path, remedy):
         names = [image["name"] for shard in index["shards"] for image in shard["images"]]
-        if index.get("format") != FORMAT or len(set(names)) != len(names):
-            raise ValueError("is not an index of this version")
+        if len(set(names)) != len(names):
+            raise ValueError("two images have one name")
     return index
 
 

@@ -86,8 +86,6 @@ def test_what_is_fetched(run: Run, hub: Calls, words: str, expected: Calls) -> N
         ("llama", "llama"),
         ("anole --pixels", "--pixels"),
         ("anole --file c2i_B_256.pt", "--file"),
-        ("llamagen_c2i --file c2i_B_255.pt", "c2i_B_256.pt"),
-        ("anole emu3 --revision v1", "--revision v1"),
         ("anole --into README.md", "--into README.md"),
         ("simplear --pixels", "decoder.jit"),  # which the repository lacks
     ],

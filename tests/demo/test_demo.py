@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,8 @@ import pytest
 
 from adt_tree import Pipeline
 from adt_tree.errors import UserError
-from adt_tree.grid import Grid, Raster
 from cli import demo as command
 from cli.model_from_options import load_with_drafter_if_any
-from demo import recording
-from demo.race_page import race_page
 
 RACE = {"prompt": "sun", "left": "ar", "right": "self-draft", "seed": 7, "temperature": 1.0, "guidance": 3.0,
         "lantern": False}  # fmt: skip
@@ -137,19 +132,3 @@ def test_the_page_does_without_a_drafter(tiny_checkpoint: Path, tmp_path: Path) 
         load_with_drafter_if_any(options)
     shutil.rmtree(model / "drafter")
     assert "eagle-2" not in load_with_drafter_if_any(options).methods
-
-
-def test_a_race_over_two_rasters(pipe: SlowPipeline, tmp_path: Path) -> None:
-    """The grids of a preview and of the image reach the page, which draws them side by side."""
-    whole = pipe.model.grid
-    grid = Grid(whole.height - 1, whole.width, before=(Raster(1, whole.width),))
-    two = Pipeline(replace(pipe.model, grid=grid))
-    path = tmp_path / "race_sun.json"
-    recording.write(path, recording.record(two, two.method("ar"), "sun", 7))
-    stored = recording.read(path)
-    assert stored.grid == [[1, whole.width], [whole.height - 1, whole.width]]
-    assert len(stored.codes) == whole.size and stored.frames["counts"][-1] == whole.size
-    assert json.dumps(stored.grid) in race_page([stored])
-    path.write_text(path.read_text().replace(json.dumps(stored.grid), "[[1, 2], [1, 3]]"))
-    with pytest.raises(UserError, match="race_sun"):
-        recording.read(path)

@@ -134,7 +134,6 @@ def test_seeds_repeat_the_selected_prompts_under_other_names(tmp_path: Path) -> 
         ("p.tsv", b"id\tprompt\n1\ta\n2\tb\tc\n", "line 3.*3 cells"),
         ("p.csv", b'prompt\na\n"b\nc\nd\n', "line 3"),
         ("p.csv", b'prompt\n"a" b\n', "line 2"),
-        ("p.csv", b"prompt,Prompt\na,b\n", "two columns"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2"),
         ("p.jsonl", b'{"text": 5}\n', "row 0"),
         ("p.json", b'{"annotations": [{"id": 1, "image_id": 2, "caption": null}]}', "annotation 1"),
@@ -176,10 +175,10 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
         ({"source": None, "start_idx": 5, "end_idx": 5}, "--end_idx 5.*--start_idx 5"),
         ({"source": "a cat", "class_labels": (1,)}, "--class_labels .*--prompt"),
         ({"source": "p.json", "captions": "longest"}, r"--captions longest: p\.json"),
-        ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: --prompt 'a cat'"),
+        ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: a cat"),
         ({"source": None, "captions": "longest", "class_labels": (1,)}, "--captions longest"),
         ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "--prompt_dir x"),
-        ({"source": "texts", "captions": "longest"}, "--captions longest: texts"),
+        ({"source": "whole", "captions": "longest"}, "--captions longest: whole"),
         ({"source": "texts"}, r"texts/2\.txt: it has no prompt"),
         ({"source": "bytes"}, r"bytes/1\.txt: is not UTF-8"),
         ({"source": "empty"}, r"--prompt empty: .*\.txt"),
@@ -191,7 +190,7 @@ def test_selections_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     Path("p.json").write_text('["a", "b"]')
     Path("notes").write_text("a cat")
-    for name, texts in {"texts": ["a", " "], "bytes": ["\udcff"], "empty": []}.items():
+    for name, texts in {"whole": ["a"], "texts": ["a", " "], "bytes": ["\udcff"], "empty": []}.items():
         Path(name).mkdir()
         for number, text in enumerate(texts, start=1):
             Path(name, f"{number}.txt").write_text(text, errors="surrogateescape")
