@@ -101,7 +101,7 @@ def speculative(
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
             bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
-            tree = proposer.propose(bounds, slots.last_codes, noise_below, committed, settings)
+            tree = proposer.propose(bounds, slots.last_codes, positions, noise_below, committed, settings)
         # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)
@@ -115,7 +115,7 @@ def speculative(
             target.commit(tree, verdict)
         # Observe: the proposer learns from the verdict, and the policy from the host's record of the step.
         with part("tree"):
-            proposer.observe(tree, perturbed, scored.features, verdict)
+            proposer.observe(tree, perturbed, scored.features, verdict, positions)
         step = slots.advance(tree, top1, verdict, shapes, clock)
         for slot, image in step.images:
             image.drafter_calls += proposer.calls(shapes[slot])

@@ -176,17 +176,21 @@ class Proposer(Protocol):
         self,
         shapes: BatchShapes,
         last_codes: Tensor,
+        positions: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
         sampling: PassSampling,
     ) -> DraftTree:
         """Returns one tree per slot, whose roots are last_codes [B].
 
-        sampling: that of the target's distribution in this step.
+        positions [B]: of the first code that is not committed, below the root. sampling: that of the target's
+        distribution in this step.
         """
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        """Learns from a step.
+    def observe(
+        self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor
+    ) -> None:
+        """Learns from a step. positions: as in propose().
 
         perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
         target's features of the nodes. Both cover all nodes, accepted or not.

@@ -80,6 +80,7 @@ class EagleProposer:
         self,
         shapes: BatchShapes,
         last_codes: Tensor,
+        positions: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
         sampling: PassSampling,
@@ -103,7 +104,9 @@ class EagleProposer:
         state = DraftState(logits, feature, last_codes, shapes, noise)
         return self.growth(self.drafter, sampling, state)
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
+    def observe(
+        self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor
+    ) -> None:
         self._features, self._codes, self._count = self._run(pairs_on_path, features, verdict)
 
 

@@ -49,7 +49,6 @@ class SelfDraftProposer:
         self.grid, self._run = batch.grid, batch.run
         self.history = History(batch.grid.length, batch.slots, candidates, batch.device)
         self._neighbours = neighbours
-        self._position = torch.ones(batch.slots, dtype=torch.int64, device=batch.device)
 
     def calls(self, shape: TreeShape) -> int:
         return 0
@@ -60,31 +59,32 @@ class SelfDraftProposer:
 
     def begin(self, slot: int, position: int) -> None:
         self.history.clear(slot)
-        self._position[slot : slot + 1] = position
 
     def know(self, codes: Tensor) -> None:
         self._neighbours.codes.copy_(codes)
 
-    def release(self, slot: int) -> None:
-        self._position[slot : slot + 1] = 1
+    def release(self, slot: int) -> None: ...
 
     def propose(
         self,
         shapes: BatchShapes,
         last_codes: Tensor,
+        positions: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
         sampling: PassSampling,
     ) -> DraftTree:
-        return self._run(self._draft, shapes.all_levels, last_codes)
+        return self._run(self._draft, shapes.all_levels, last_codes, positions)
 
-    def _draft(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
-        return grow_chains(self.candidates(shapes.depth, shapes.width), shapes, last_codes)
+    def _draft(self, shapes: BatchShapes, last_codes: Tensor, positions: Tensor) -> DraftTree:
+        return grow_chains(self.candidates(positions, shapes.depth, shapes.width), shapes, last_codes)
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        self._run(self._learn, tree, perturbed, verdict)
+    def observe(
+        self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor
+    ) -> None:
+        self._run(self._learn, tree, perturbed, verdict, positions)
 
-    def _learn(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
+    def _learn(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict, positions: Tensor) -> None:
         """Stores the best codes of every node's distribution, accepted or not, and the committed codes.
 
         The log-confidences are stored uncorrected: a correction by observed rates of acceptance made
@@ -92,15 +92,15 @@ class SelfDraftProposer:
         """
         value, code = perturbed.log_softmax(dim=-1).topk(self.history.candidates, dim=-1)
         usable = tree.valid & value[..., 0].isfinite()
-        at = self._neighbours.ahead(self._position, tree.depths).masked_fill(~usable, self.grid.length)
+        at = self._neighbours.ahead(positions, tree.depths).masked_fill(~usable, self.grid.length)
         self.history.write(at, tree.codes, code, value, newest_first(tree, verdict))
-        self._neighbours.commit(self._position, verdict.codes, verdict.count)
-        self._position += verdict.count
+        self._neighbours.commit(positions, verdict.codes, verdict.count)
 
-    def candidates(self, length: int, width: int) -> Candidates:
-        """Returns the best `width` codes of the next `length` positions. A position that was never scored
-        has the codes of its neighbours, so that every position has at least one candidate."""
-        at = self._neighbours.ahead(self._position, torch.arange(length, device=self._position.device))
+    def candidates(self, positions: Tensor, length: int, width: int) -> Candidates:
+        """Returns the best `width` codes of `length` positions, the first of which are `positions` [B]. A
+        position that was never scored has the codes of its neighbours, so that every position has at least
+        one candidate."""
+        at = self._neighbours.ahead(positions, torch.arange(length, device=positions.device))
         codes, confidence = self._from_history(at, width)
         fresh = ~confidence[..., 0].isfinite()
         first, second = self._neighbours.fill(at, codes[..., 0], fresh)

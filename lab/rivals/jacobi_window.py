@@ -52,7 +52,6 @@ class WindowVerdict(Verdict):
 
     tail: Tensor  # [B, N] the Tail's code after each node
     seeds: Tensor  # [B]
-    first: Tensor  # [B] position of the first code that the step commits
 
 
 # Samples the code [B, N] after each node, distributed as p there. They become the drafts of the next pass at
@@ -148,6 +147,7 @@ class JacobiWindow:
         self,
         shapes: BatchShapes,
         last_codes: Tensor,
+        positions: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
         sampling: PassSampling,
@@ -181,16 +181,17 @@ class JacobiWindow:
         hit, left = self.judge(tree, p, accept.float())
         judged = Judged(tree, p, hit, sample(left, chances), chances)
         verdict = verdict_from_hits(tree, hit, judged.recovered)
-        tail = self._tail(judged)
-        return WindowVerdict(verdict.path, verdict.count, verdict.codes, tail, seeds, positions)
+        return WindowVerdict(verdict.path, verdict.count, verdict.codes, self._tail(judged), seeds)
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
+    def observe(
+        self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor
+    ) -> None:
         assert isinstance(verdict, WindowVerdict)
-        self._run(self._move, tree, perturbed, verdict)
+        self._run(self._move, tree, perturbed, verdict, positions)
 
-    def _move(self, tree: DraftTree, log_p: Tensor, verdict: WindowVerdict) -> None:
-        first = verdict.first + verdict.count
-        self._neighbours.commit(verdict.first, verdict.codes, verdict.count)
+    def _move(self, tree: DraftTree, log_p: Tensor, verdict: WindowVerdict, positions: Tensor) -> None:
+        first = positions + verdict.count
+        self._neighbours.commit(positions, verdict.codes, verdict.count)
         self._advance(tree, verdict, verdict.tail, log_p.exp(), first)
         self._add_candidates(verdict.seeds, first)
 

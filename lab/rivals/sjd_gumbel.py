@@ -39,7 +39,6 @@ class GumbelWindow:
         self._run, self._neighbours = batch.run, neighbours
         self._offsets = torch.arange(length, device=device)
         self._codes = torch.zeros(batch.slots, length, dtype=torch.int64, device=device)
-        self._position = torch.ones(batch.slots, dtype=torch.int64, device=device)  # first open position [B]
 
     def calls(self, shape: TreeShape) -> int:
         return 0
@@ -47,18 +46,17 @@ class GumbelWindow:
     def prefill(self, slot: int, prompt: Any, prefix: Prefix, code: Tensor) -> None:
         self._neighbours.begin(slot, code)
         rows = slice(slot, slot + 1)
-        self._position[rows] = 1
-        at = self._neighbours.ahead(self._position[rows], self._offsets)
+        at = self._neighbours.ahead(torch.ones_like(self._offsets[:1]), self._offsets)
         fresh = torch.ones_like(at, dtype=torch.bool)
         self._codes[rows] = self._neighbours.fill(at, self._codes[rows], fresh, rows)[0]
 
-    def release(self, slot: int) -> None:
-        self._position[slot : slot + 1] = 1
+    def release(self, slot: int) -> None: ...
 
     def propose(
         self,
         shapes: BatchShapes,
         last_codes: Tensor,
+        positions: Tensor,
         noise_below: NoiseBelow,
         committed: Sequence[int],
         sampling: PassSampling,
@@ -79,21 +77,22 @@ class GumbelWindow:
             leafy_chain=True,
         )
 
-    def observe(self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict) -> None:
-        self._run(self._advance, tree, perturbed, verdict)
+    def observe(
+        self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor
+    ) -> None:
+        self._run(self._advance, tree, perturbed, verdict, positions)
 
-    def _advance(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict) -> None:
+    def _advance(self, tree: DraftTree, perturbed: Tensor, verdict: Verdict, positions: Tensor) -> None:
         """Moves the windows on, so that they begin after the committed codes.
 
         Node n chose the code n positions after the first open one, so after `count` commits the choice for
         level l of the window is that of node count + l.
         """
-        self._neighbours.commit(self._position, verdict.codes, verdict.count)
-        self._position += verdict.count
+        self._neighbours.commit(positions, verdict.codes, verdict.count)
         node = verdict.count[:, None] + self._offsets
         inside = node < tree.nodes
         node = node.masked_fill(~inside, 0)
         scored = inside & tree.valid.gather(1, node)
-        at = self._neighbours.ahead(self._position, self._offsets)
+        at = self._neighbours.ahead(positions + verdict.count, self._offsets)
         choice = perturbed.argmax(dim=-1).gather(1, node)
         self._codes.copy_(self._neighbours.fill(at, choice, ~scored)[0])

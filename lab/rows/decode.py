@@ -94,14 +94,14 @@ def several_rows(
             log_p = log_probs(scored.logits, slots.sampling, noise_here.forced)
             log_p, perturbed = (nodes.by_head(x, tree.nodes) for x in (log_p, log_p + noise_here.gumbel))
             seeds = slots.seeds.repeat_interleave(schedule.heads)
-            verdict = rule(tree, log_p, perturbed, seeds, step.plan.position.flatten() + 1)
+            verdict = rule(tree, log_p, perturbed, seeds, step.plan.open_positions)
         with part("commit"):
             entries, positions = nodes.moves(step.plan, verdict, target.grid.length)
             target.move(entries, positions)
             images.commit(step.plan, verdict, positions)
         if proposer is not None:
             with part("tree"):
-                proposer.observe(tree, perturbed, scored.features, verdict)
+                proposer.observe(tree, perturbed, scored.features, verdict, step.plan.open_positions)
         yield images.advance(slots, step, tree, log_p.amax(dim=-1), verdict, clock)
 
 
@@ -165,7 +165,7 @@ class RowImages:
                 proposer.begin(slot, head.position + 1)
         bounds = self._target.padding.tree(self._largest)
         shapes = BatchShapes.of([*chain.from_iterable(step.shapes)], self._target.device, bounds)
-        return proposer.propose(shapes, roots, _no_noise, (), sampling)
+        return proposer.propose(shapes, roots, step.plan.open_positions, _no_noise, (), sampling)
 
     def commit(self, plan: Plan, verdict: Verdict, positions: Tensor) -> None:
         """Stores the codes that the heads commit. positions [B, A * L]: of the cells that are in the cache

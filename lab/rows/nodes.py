@@ -47,6 +47,11 @@ class Plan:
         position, source, known, open_, count = to_device(values, device).unbind(dim=2)
         return cls(position, source, known > 0, open_ > 0, count)
 
+    @property
+    def open_positions(self) -> Tensor:
+        """Position of the first code below the root of every head, [B * A]."""
+        return self.position.flatten() + 1
+
 
 def visible(cells: Tensor, positions: Tensor, roots: Tensor, committed: Tensor, own: Tensor) -> Tensor:
     """Returns what each of F nodes attends to, [B, F, P + F] bool: cells in the cache, and nodes of the pass.

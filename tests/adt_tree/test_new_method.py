@@ -26,34 +26,30 @@ class CopyAbove:
     def __init__(self, batch):
         self.run = batch.run
         self.neighbours = Neighbours(batch, "above")
-        self.position = torch.ones(batch.slots, dtype=torch.int64, device=batch.device)
 
     def calls(self, shape):
         return 0
 
     def prefill(self, slot, prompt, prefix, code):
         self.neighbours.begin(slot, code)
-        self.position[slot] = 1
 
-    def release(self, slot):
-        self.position[slot] = 1
+    def release(self, slot): ...
 
-    def propose(self, shapes, last_codes, noise_below, committed, sampling):
-        return self.run(self.draft, shapes.all_levels, last_codes)
+    def propose(self, shapes, last_codes, positions, noise_below, committed, sampling):
+        return self.run(self.draft, shapes.all_levels, last_codes, positions)
 
-    def draft(self, shapes, last_codes):
-        at = self.neighbours.ahead(self.position, torch.arange(shapes.depth, device=last_codes.device))
+    def draft(self, shapes, last_codes, positions):
+        at = self.neighbours.ahead(positions, torch.arange(shapes.depth, device=last_codes.device))
         unknown = torch.ones_like(at, dtype=torch.bool)
         codes, _ = self.neighbours.fill(at, torch.zeros_like(at), unknown)
         confidence = torch.zeros(*codes.shape, 1, device=codes.device)
         return grow_chains(Candidates(codes[..., None], confidence), shapes, last_codes)
 
-    def observe(self, tree, perturbed, features, verdict):
-        self.run(self.advance, verdict)
+    def observe(self, tree, perturbed, features, verdict, positions):
+        self.run(self.advance, verdict, positions)
 
-    def advance(self, verdict):
-        self.neighbours.commit(self.position, verdict.codes, verdict.count)
-        self.position += verdict.count
+    def advance(self, verdict, positions):
+        self.neighbours.commit(positions, verdict.codes, verdict.count)
 '''
 ROW = """
 MethodSpec(

@@ -50,7 +50,8 @@ def observed(
     proposer = proposer or self_drafter()
     padded = [torch.tensor([row + [0] * (4 - len(row))]) for row in (path, codes)]
     verdict = Verdict(padded[0], torch.tensor([len(codes)]), padded[1])
-    proposer.observe(tree_of(*(torch.tensor([row]) for row in tree)), favour(best), NOTHING, verdict)
+    drafts = tree_of(*(torch.tensor([row]) for row in tree))
+    proposer.observe(drafts, favour(best), NOTHING, verdict, torch.tensor([1]))
     return proposer
 
 
@@ -59,9 +60,10 @@ def shapes(*limits: tuple[int, int, int]) -> BatchShapes:
     return BatchShapes.of([TreeShape(*limit) for limit in limits], CPU)
 
 
-def drafted(proposer: SelfDraftProposer, limits: tuple[int, int, int], root: int) -> list[int]:
-    """Returns the codes of the tree that a proposer drafts."""
-    tree = proposer.propose(shapes(limits), torch.tensor([root]), lambda levels: NOTHING, [3], Sampling())
+def drafted(proposer: SelfDraftProposer, limits: tuple[int, int, int], root: int, position: int) -> list[int]:
+    """Returns the codes of the tree that a proposer drafts. position: of the code below the root."""
+    roots, positions = torch.tensor([root]), torch.tensor([position])
+    tree = proposer.propose(shapes(limits), roots, positions, lambda levels: NOTHING, [3], Sampling())
     return tree.codes[0].tolist()
 
 
@@ -82,14 +84,14 @@ def test_the_next_chain_is_the_latest_distribution_on_the_best_path() -> None:
         score position     1    2    3    4
     """
     proposer = observed(([3, 1, 1, 1, 7, 6], [0, 0, 1, 2, 0, 4]), [7, 2, 4, 5, 8, 2], [0, 4], [7, 8])
-    assert drafted(proposer, (2, 1, 2), 8) == [8, 2, 5]
-    assert drafted(proposer, (2, 2, 3), 8) == [8, 2, 5, 4]
+    assert drafted(proposer, (2, 1, 2), 8, 3) == [8, 2, 5]
+    assert drafted(proposer, (2, 2, 3), 8, 3) == [8, 2, 5, 4]
 
 
 def test_where_all_siblings_failed_the_main_chains_distribution_is_kept() -> None:
     """Code 6 is committed, so the drafts 1 and 7 both failed. Position 2 was scored below 1, in the main
     chain, with best code 2, and below 7 with best code 4. The next chain begins with 2."""
-    assert drafted(observed(SIBLINGS, [6, 2, 4, 5, 8], [0], [6]), (2, 1, 2), 6) == [6, 2, 5]
+    assert drafted(observed(SIBLINGS, [6, 2, 4, 5, 8], [0], [6]), (2, 1, 2), 6, 2) == [6, 2, 5]
 
 
 def test_a_chain_comes_first_and_its_alternatives_by_their_paths() -> None:
@@ -122,7 +124,7 @@ def test_an_older_distribution_below_the_committed_code_comes_first() -> None:
     at, above, order = (torch.tensor([pair]) for pair in ((2, 3), (7, 4), (0, 1)))
     proposer.history.write(at, above, torch.tensor([[[4, 5], [5, 4]]]), confidence.expand(1, 2, 2), order)
     observed(([3, 1, 2, 1, 1], SIBLINGS[1]), [7, 3, 5, 6, 8], [0], [7], proposer)
-    candidates = proposer.candidates(2, 2)
+    candidates = proposer.candidates(torch.tensor([2]), 2, 2)
     assert candidates.codes[0, :, 0].tolist() == [4, 5]
     # The weights of three entries: one below 7, and two of the last pass, one of them the newest entry.
     mass, others = BELOW + LATE + LATE * NEWEST, favour([3, 5]).softmax(dim=-1)[0]
