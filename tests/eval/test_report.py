@@ -97,13 +97,11 @@ def test_the_stored_results_are_the_document(tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "", "\udcff", "[]", "[" * 100_000, '{"rows": []}', '{"rows": [3]}', json.dumps({"rows": [ROW]}),
-        '{"images": 3, "different": []}',
-        *(json.dumps({**RESULT, "rows": [{**ROW, **change}]})
-          for change in ({"tau": "much"}, {"SR_95": 3}, {"varied": None})),
+        "\udcff", "[" * 100_000, '{"images": 3, "different": []}',
+        json.dumps({**RESULT, "rows": [{**ROW, "tau": "much"}]}),
         json.dumps({**RESULT, "profile": [{"method": "adt"}]}),
     ],
-    ids=range(12),
+    ids=range(5),
 )  # fmt: skip
 def test_files_that_are_no_result_are_named(content: str, tmp_path: Path, refused: Refused) -> None:
     path, document = tmp_path / "bad.json", tmp_path / "document.md"
@@ -136,10 +134,10 @@ def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "EMPTY").mkdir()
     prompts = folder / "p.txt"
     prompts.write_text('red heart\n<b>pizza & "wine"</b>\ncat\n')
-    fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts)]
+    fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0"]
     for name, words in {
-        "ar": "--model_type base", "adt": "--method adt-tree --heatmaps 1",
-        "relaxed": "--method eagle-2 --lantern --lantern_delta 0.9 --heatmaps 1",
+        "ar": "--model_type base", "adt": "--method adt-tree",
+        "relaxed": "--method eagle-2 --lantern --lantern_delta 0.9",
     }.items():  # fmt: skip
         assert main.main(["generate_images", *fixed, *words.split(), "--output_dir", str(folder / name)]) == 0
     return folder

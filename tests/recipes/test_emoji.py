@@ -39,6 +39,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     px."""
     monkeypatch.setattr("recipes.emoji.codes.CHUNK", 16)
     monkeypatch.setattr(target, "WARMUP", 4)
+    monkeypatch.setattr("recipes.emoji.recognise.VIEWS", 1)
     rows = []
     for name, style in product(("red heart", "pizza", "cat face", "sun", "red apple"), STYLES):
         split = "held_out" if (style, name) in (("noto", "sun"), ("fluent", "pizza")) else "train"

@@ -36,17 +36,13 @@ def check_form(answer: httpx.Response, status: int, param: str | None = None) ->
 
 
 WRONG: list[tuple[str, Any]] = [
-    ("n", 10**6), ("n", 0), ("n", "4"), ("n", True), ("n", 10**400), ("seed", -1), ("seed", 2**64),
-    ("seed", "x"), ("seed", 1.5), ("temperature", 10**9), ("temperature", -1.0), ("temperature", nan),
-    ("temperature", inf), ("temperature", -inf), ("guidance", nan), ("guidance", -1.0), ("top_p", nan),
-    ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1), ("top_k", 1.5), ("n", inf),
-    ("output_format", "../../etc/passwd"), ("background", "transparent"),
-    ("response_format", "url"), ("size", "1024x1024"), ("size", 8), ("method", {"a": 1}),
-    ("method", "jacobi"), ("lantern", {"k": 10**6}), ("lantern", {"table": "x"}), ("lantern", {"delta": nan}),
-    ("lantern", {"delta": -1.0}), ("partial_images", 4), ("partial_images", 1),
-    ("partial_rows", 0), ("partial_rows", 1), ("output_compression", 101), ("output_compression", 50),
-    ("quality", "best"), ("stream", "yes"), ("prompt", 5), ("prompt", ""), ("prompt", " \n"),
-    ("prompt", "\ud800"), ("prompt", "x" * 400), ("image", "x"), ("__class__", 1), ("\ud800", 1),
+    ("n", 10**6), ("n", "4"), ("n", 10**400), ("seed", -1), ("temperature", 10**9), ("temperature", nan),
+    ("guidance", -inf), ("top_p", 0.0), ("top_k", -1), ("output_format", "../../etc/passwd"),
+    ("background", "transparent"), ("response_format", "url"), ("size", "1024x1024"), ("method", {"a": 1}),
+    ("method", "jacobi"), ("lantern", {"k": 10**6}), ("lantern", {"table": "x"}), ("partial_images", 4),
+    ("partial_images", 1), ("partial_rows", 0), ("partial_rows", 1), ("output_compression", 50),
+    ("quality", "best"), ("stream", "yes"), ("prompt", 5), ("prompt", " \n"), ("prompt", "\ud800"),
+    ("prompt", "x" * 400), ("image", "x"), ("__class__", 1), ("\ud800", 1),
 ]  # fmt: skip
 
 
@@ -58,9 +54,9 @@ def test_wrong_fields(live: Running, field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        *((body, None) for body in (b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 20000, b"null")),
-        (b'{"prompt": "sun"', None), (b'{"prompt": "sun", "temperature": 1%s}' % (b"0" * 5000), None),
-        (b'{"prompt": "sun", "temperature": 1e999}', "temperature"), (b'{"prompt": "sun", "n": 1e999}', "n"),
+        *((body, None) for body in (b"", b"[]", b"\xff\xfe", b"[" * 20000)),
+        (b'{"prompt": "sun", "temperature": 1%s}' % (b"0" * 5000), None),
+        (b'{"prompt": "sun", "n": 1e999}', "n"),
     ],
     ids=lambda value: ascii(value)[:40],
 )  # fmt: skip
@@ -96,12 +92,9 @@ def test_large_bodies(live: Running) -> None:
     ("headers", "status"),
     [
         ({"Content-Type": "text/plain"}, 415),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Host": "evil.example"}, 403),
-        ({"Host": "localhost.evil.example:80"}, 403),
         ({"Host": "[::1"}, 403),
-        ({"Host": "["}, 403),
         ({"Host": ""}, 403),
         ({"X-Forwarded-For": "127.0.0.1"}, 403),
         ({"X-Real-IP": "10.0.0.9"}, 403),

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import main
 from tests.conftest import Refused, Run
 from tests.support.checkpoints import Checkpoints
 from tests.support.published import edit
 
-PROMPTS = ["red heart", "pizza", "cat"]
 
-
-@pytest.fixture(scope="module")
-def finished(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder of a complete run of three prompts."""
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "prompts.txt").write_text("\n".join(PROMPTS))
-    words = [*checkpoints["emoji"].words(), "--prompt", str(folder / "prompts.txt"), "--heatmaps", "0"]
-    assert main.main(["generate_images", *words, "--method", "ar", "--output_dir", str(folder / "o")]) == 0
-    return folder / "o"
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """Returns a copy of that folder, which a test may damage."""
-    return Path(shutil.copytree(finished, tmp_path / "o"))
-
-
-def test_complete_runs_pass_in_one_line_each(finished: Path, run: Run) -> None:
-    status, out, err = run("report", finished, finished, "--check")
+def test_complete_runs_pass_in_one_line_each(folder: Path, run: Run) -> None:
+    status, out, err = run("report", folder / "geneval", folder / "dpg", "--check")
     assert (status, err) == (0, "") and out.count("\n") == 2
-    assert all(str(finished) in line and "3 images" in line for line in out.splitlines())
+    assert all(str(folder) in line and "8 images" in line for line in out.splitlines())
 
 
 def cut_off(record: dict[str, Any]) -> None:
@@ -45,7 +25,7 @@ def cut_off(record: dict[str, Any]) -> None:
     del record["codes"][-accepted - 1 :]
 
 
-RECORD, PNG = "records/1.json", "img/2.png"
+RECORD, PNG = "geneval/records/1.json", "geneval/img/1.3.png"
 DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no record": (RECORD, Path.unlink),
     "no pixels": (PNG, Path.unlink),
@@ -68,7 +48,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_what_is_missing_or_damaged_is_named(damage: str, folder: Path, run: Run) -> None:
     file, spoil = DAMAGES[damage]
     spoil(folder / file)
-    status, out, _ = run("report", folder, "--check")
+    status, out, _ = run("report", folder / "geneval", "--check")
     assert status == 1 and out.startswith(f"{folder / file}: ") and out.count("\n") == 1
 
 
@@ -76,7 +56,7 @@ def test_every_byte_of_the_pixels_counts(folder: Path, run: Run) -> None:
     whole = (folder / PNG).read_bytes()
     for place in (3, 20, len(whole) // 2, len(whole) - 14):
         (folder / PNG).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        status, out, _ = run("report", folder, "--check")
+        status, out, _ = run("report", folder / "geneval", "--check")
         assert status == 1 and str(folder / PNG) in out, place
 
 
@@ -89,24 +69,22 @@ def test_runs_of_every_order_of_cells_pass(
     assert run("report", tmp_path, "--check")[0] == 0
 
 
-def test_all_faults_are_named_at_once(folder: Path, finished: Path, run: Run) -> None:
-    for file in ("records/0.json", "img/0.png", RECORD, PNG):
+def test_all_faults_are_named_at_once(folder: Path, run: Run) -> None:
+    files = ("geneval/records/0.json", "geneval/img/0.png", RECORD, PNG)
+    for file in files:
         (folder / file).unlink()
-    status, out, _ = run("report", folder, finished, "--check")
+    status, out, _ = run("report", folder / "geneval", folder / "dpg", "--check")
     named = [line.split(": ")[0] for line in out.splitlines()]
-    assert status == 1 and named == [
-        *(str(folder / file) for file in ("records/0.json", "img/0.png", RECORD, PNG)),
-        str(finished),
-    ]
+    assert status == 1 and named == [str(folder / file) for file in (*files, "dpg")]
 
 
 def test_what_is_no_run_is_refused(folder: Path, tmp_path: Path, refused: Refused) -> None:
     assert "generation_configs.json" in refused("report", tmp_path, "--check")
     assert "RESULT" in refused("report", "--check")
-    assert "--check" in refused("report", folder, "--check", "--write", tmp_path / "x.md")
-    assert "--paper" in refused("report", folder, "--check", "--paper", "coco")
-    settings = folder / "generation_configs.json"
+    assert "--check" in refused("report", folder / "geneval", "--check", "--write", tmp_path / "x.md")
+    assert "--paper" in refused("report", folder / "geneval", "--check", "--paper", "coco")
+    settings = folder / "geneval" / "generation_configs.json"
     edit(settings, lambda options: options.pop("start_idx"))
-    assert str(settings) in refused("report", folder, "--check")
+    assert str(settings) in refused("report", folder / "geneval", "--check")
     edit(settings, lambda options: options.update(start_idx=0, prompt=str(tmp_path / "gone.txt")))
-    assert "gone.txt" in refused("report", folder, "--check")
+    assert "gone.txt" in refused("report", folder / "geneval", "--check")

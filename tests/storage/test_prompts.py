@@ -128,27 +128,19 @@ def test_seeds_repeat_the_selected_prompts_under_other_names(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("p.txt", b"", ""),
+        ("p.txt", b"", "holds no prompt"),
         ("p.txt", b"\xff\xfe\x00", "not UTF-8.*position 0"),
         ("p.csv", b"id,prompt\n1,a red heart, on a table\n", "line 2.*3 cells"),
-        ("p.tsv", b"id\tprompt\n1\ta\n2\tb\tc\n", "line 3.*3 cells"),
         ("p.csv", b'prompt\na\n"b\nc\nd\n', "line 3"),
-        ("p.csv", b'prompt\n"a" b\n', "line 2"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2"),
         ("p.jsonl", b'{"text": 5}\n', "row 0"),
         ("p.json", b'{"annotations": [{"id": 1, "image_id": 2, "caption": null}]}', "annotation 1"),
-        ("p.json", b'{"annotations": [{"id": null, "image_id": 2, "caption": "a"}]}', "id None"),
         ("p.json", b'[{"name": ["a"], "prompt": "b"}]', "id .'a'."),
         ("p.tsv", b"Text1\tB\nx\ty\n", "Prompt, Caption or Text"),
-        ("p.csv", b"prompt\n   \n", "row 0"),
         ("p.csv", b"name,prompt\na,x\na,y\n", "'a'"),
         ("p.json", b"[1, 2]", "COCO"),
-        ("p.json", b"{", "JSON"),
         ("p.json", b"[" * 100_000, "JSON"),
-        ("p.json", b'{"annotations": [{"id": 1}]}', "caption"),
-        ("p.json", b'[{"caption": null}]', "row 0"),
         ("p.json", b'["a", "\\ud800"]', r"prompt '1' .*\\ud800"),
-        ("p.json", b'[{"name": "\\udfff", "prompt": "a"}]', r"\\udfff"),
     ],
 )
 def test_an_error_names_the_file_and_what_is_wrong_in_it(
@@ -163,22 +155,17 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
 @pytest.mark.parametrize(
     ("selection", "says"),
     [
-        ({"source": "none.txt"}, r"none\.txt"),
         ({"source": "MSCOCO2014Val"}, r"get_data\.sh.*--prompt_dir"),
         ({"source": "a cat", "count": 2, "slice": "7-9"}, "of 2: .*--slice"),
         ({"source": "a cat"}, "--num_images -1"),
         ({"source": "  ", "count": 1}, "--prompt"),
         ({"source": "MSCOCO2017val"}, "MSCOCO2017Val"),
-        ({"source": "parti prompts", "count": 1}, "PartiPrompts"),
         ({"source": "notes", "count": 1}, r"--prompt notes.*\.jsonl"),
-        ({"source": "data/prompts.yaml", "count": 1}, r"--prompt data/prompts\.yaml"),
         ({"source": None, "start_idx": 5, "end_idx": 5}, "--end_idx 5.*--start_idx 5"),
         ({"source": "a cat", "class_labels": (1,)}, "--class_labels .*--prompt"),
         ({"source": "p.json", "captions": "longest"}, r"--captions longest: p\.json"),
         ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: a cat"),
-        ({"source": None, "captions": "longest", "class_labels": (1,)}, "--captions longest"),
         ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "--prompt_dir x"),
-        ({"source": "whole", "captions": "longest"}, "--captions longest: whole"),
         ({"source": "texts"}, r"texts/2\.txt: it has no prompt"),
         ({"source": "bytes"}, r"bytes/1\.txt: is not UTF-8"),
         ({"source": "empty"}, r"--prompt empty: .*\.txt"),
@@ -190,7 +177,7 @@ def test_selections_that_cannot_be(
     monkeypatch.chdir(tmp_path)
     Path("p.json").write_text('["a", "b"]')
     Path("notes").write_text("a cat")
-    for name, texts in {"whole": ["a"], "texts": ["a", " "], "bytes": ["\udcff"], "empty": []}.items():
+    for name, texts in {"texts": ["a", " "], "bytes": ["\udcff"], "empty": []}.items():
         Path(name).mkdir()
         for number, text in enumerate(texts, start=1):
             Path(name, f"{number}.txt").write_text(text, errors="surrogateescape")
@@ -260,7 +247,7 @@ def test_a_prompt_that_is_emptied_or_cut_is_a_warning(
 ) -> None:
     prompts = tmp_path / "p.txt"
     prompts.write_text("a red heart\n@someone\n" + "the sea " * 20)
-    words = ["--prompt", prompts, "--num_images", -1, "--output_dir", tmp_path / "out"]
+    words = ["--prompt", prompts, "--num_images", -1, "--method", "ar", "--output_dir", tmp_path / "out"]
     status, _, err = run("generate_images", *checkpoints["llamagen"].words(), *words)
     assert status == 0 and err.count("warning: ") == 1 and "prompt 1: " in err and "2 prompts" in err
     whole, empty, cut = (entry.get("warnings") for entry in statistics(tmp_path / "out").values())

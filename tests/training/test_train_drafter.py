@@ -274,18 +274,12 @@ REFUSED = {
     "--cfg_loss": "--coupled",
     "--bs 64": "--bs",
     "--max_len 8": "--max_len 8",
-    "--data_dir nowhere": "nowhere",
     "--config_path nowhere.json": "nowhere.json",
-    "--device cuda": "--device cuda",
-    "--bs 0": "--bs",
 }
 
 
 @pytest.mark.parametrize("more", REFUSED)
-def test_refusals_name_the_option(
-    refused: Refused, words: Words, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_refusals_name_the_option(refused: Refused, words: Words, more: str, tmp_path: Path) -> None:
     assert REFUSED[more] in refused(*words(tmp_path / "run"), "--max_steps", 1, *more.split())
 
 
@@ -331,18 +325,14 @@ def test_a_folder_in_use_is_refused(refused: Refused, words: Words, data: Data, 
         assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("again", ["", "/", "link", "copy"])
+@pytest.mark.parametrize("again", [Path.symlink_to, lambda copy, folder: shutil.copytree(folder, copy)])
 def test_images_given_twice_are_refused(
-    refused: Refused, words: Words, data: Data, tmp_path: Path, again: str
+    refused: Refused, words: Words, data: Data, tmp_path: Path, again: Callable[[Path, Path], object]
 ) -> None:
-    folder, second = data("emoji"), tmp_path / again
-    if again == "link":
-        second.symlink_to(folder)
-    elif again == "copy":
-        shutil.copytree(folder, second)
-    twice = f"{folder}{again}" if again in ("", "/") else second
-    command = [*words(tmp_path / "run"), "--data_dir", folder, twice]
-    assert "--data_dir" in (line := refused(*command)) and "again" in line
+    folder, second = data("emoji"), tmp_path / "second"
+    again(second, folder)
+    line = refused(*words(tmp_path / "run"), "--data_dir", folder, second)
+    assert "--data_dir" in line and "again" in line
 
 
 @pytest.mark.parametrize("name", ["train_drafter", "evaluate", "generate_images"])
