@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +93,8 @@ def run(options: Options) -> None:
         wall = time.perf_counter() - started
         if count > 1:
             print(f"process {rank} of {count}: {len(missing)} images")
-        if not folder.complete:
-            return  # other processes still generate images; the last of them prints the summary
+        if not folder.complete or (count > 1 and folder.forget_damaged(folder.prompts)):
+            return  # other processes still make images; the last of them prints the summary
         statistics = folder.statistics()
         if why_no_pixels:
             reason = with_flags(why_no_pixels, Options)
@@ -112,17 +112,11 @@ def run(options: Options) -> None:
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
     """Returns everything that changes an image or its record: all runs in one folder must share it."""
     return {
-        "method": method.name,
-        "temperature": method.sampling.temperature,
-        "top_k": method.sampling.top_k,
-        "top_p": method.sampling.top_p,
-        "cfg": method.sampling.guidance,
-        "tree": str(method.tree),
-        "lantern": str(method.lantern),
-        "verify": method.verify,
-        "rules": method.rules,
+        **{item.name: str(getattr(method, item.name)) for item in fields(method) if item.name != "sampling"},
+        **asdict(method.sampling),
+        # As they are in use, so that a default may also be given.
         "seed_cells": method.copied_cells,
-        **({"relaxed": str(method.relaxed_rule)} if method.relaxed_rule else {}),
+        "relaxed": str(method.relaxed_rule),
         "model": options.model,
         "grid": [astuple(raster) for raster in model.grid.rasters],
         "weights": model.weights_sha,

@@ -89,6 +89,19 @@ def test_two_runs_in_one_folder(command: Command, whole: dict[str, Any], tmp_pat
     assert contents(tmp_path / "two") == whole
 
 
+def test_a_process_waits_for_the_damaged_files_of_the_others(
+    generate: Run, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate("o", *OPTIONS)[0] == 0
+    (tmp_path / "o" / "img" / "1.png").write_bytes(b"")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, summaries in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("RANK", rank)
+        status, out, _ = generate("o", *OPTIONS)
+        assert status == 0 and out.count('"output_dir"') == summaries
+    assert contents(tmp_path / "o") == whole
+
+
 def test_a_folder_that_cannot_be_written_to_is_named(
     generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
