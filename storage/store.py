@@ -36,8 +36,6 @@ class Store:
 
     def _check(self) -> None:
         root = self._settings.parent
-        if root.exists() and not root.is_dir():
-            raise UserError(f"--output_dir {root} is a file; give a folder")
         if not self._settings.exists():
             return
         settings = read_json(self._settings, "delete it, or choose another --output_dir")

@@ -7,6 +7,7 @@ permission give an OSError.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -146,16 +147,21 @@ def make_folder(path: Path) -> None:
     nothing."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        kind = "a link to nothing" if os.path.islink(error.filename) else "a file"
-        raise UserError(f"{error.filename} is {kind}; give a folder") from None
+    except (FileExistsError, NotADirectoryError):
+        place = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        raise UserError(
+            f"{place} is {'a file' if place.is_file() else 'a link to nothing'}; give a folder"
+        ) from None
 
 
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
-    """Appends an entry as a line of JSON. Half a line, which a killed append has left, is removed first."""
+    """Appends an entry as a line of JSON, while no other process does. Half a line, which a killed append has
+    left, is removed first."""
     line = json_text(entry) + "\n"
     try:
         with path.open("a+b") as stream:
+            with suppress(OSError):  # of a disk without locks
+                fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed
             stream.seek(0)
             last = stream.read().rpartition(b"\n")[2]
             if _is_json(last):  # a whole line, whose end an editor has left out
