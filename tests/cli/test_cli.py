@@ -223,6 +223,7 @@ def test_a_command_for_one_process_refuses_a_launcher(
         (UserError("--cfg 7"), 2),
         (OSError(28, "No space left on device", "img/1.png"), 2),
         (MemoryError("8 GiB"), 2),
+        (FloatingPointError("image 3"), 2),
         (torch.OutOfMemoryError("CUDA out of memory"), 2),
         (RuntimeError("alloc_cpu.cpp:117: DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"), 2),
         (ValueError("a fault of ours"), 1),

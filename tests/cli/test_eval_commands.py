@@ -228,6 +228,8 @@ def test_refusals_name_what_is_wrong(refused: Refused, run_folder: Path, real: P
     for names, words in (
         (("--how_many 5000",), ("eval_fid_clip", "--fake_dir", run_folder, "--ref_dir", real)),
         (("--how_many 7", "6 images"), (*quality, "--how_many", 7)),
+        (("--ref_how_many 8", "7 images"), (*quality, "--ref_how_many", 8)),
+        (("--splits 9",), (*quality[:2], "is", *quality[5:], "--splits", 9)),
         (("--ref_dir",), ("evaluate", "--metrics", "kid", "--fake_dir", run_folder)),
         (("--fake_dir", str(missing)), (*quality[:-1], missing)),
         (("--fake_dir", str(empty)), (*quality[:-1], empty)),

@@ -94,6 +94,7 @@ def test_large_bodies(live: Running) -> None:
         ({"Content-Type": "text/plain"}, 415),
         ({"Content-Encoding": "gzip"}, 415),
         ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example:80"}, 403),
         ({"Host": "[::1"}, 403),
         ({"Host": ""}, 403),
         ({"X-Forwarded-For": "127.0.0.1"}, 403),

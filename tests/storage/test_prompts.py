@@ -155,6 +155,7 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
 @pytest.mark.parametrize(
     ("selection", "says"),
     [
+        ({"source": "none.txt"}, r"none\.txt"),
         ({"source": "MSCOCO2014Val"}, r"get_data\.sh.*--prompt_dir"),
         ({"source": "a cat", "count": 2, "slice": "7-9"}, "of 2: .*--slice"),
         ({"source": "a cat"}, "--num_images -1"),

@@ -274,6 +274,7 @@ REFUSED = {
     "--cfg_loss": "--coupled",
     "--bs 64": "--bs",
     "--max_len 8": "--max_len 8",
+    "--data_dir nowhere": "nowhere",
     "--config_path nowhere.json": "nowhere.json",
 }
 
