@@ -57,11 +57,24 @@ def test_interrupt_and_resume_lose_nothing(
 
 
 @pytest.mark.timeout(180)
-def test_a_process_killed_before_the_statistics_loses_nothing(
-    generate: Run, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any]
+@pytest.mark.parametrize(
+    ("step", "number", "codes", "pixels"),
+    [("add", 2, ["1"], 1), ("finish", 2, ["1", "3"], 1), ("statistics", 1, None, 5)],
+)
+def test_a_killed_process_loses_nothing(
+    generate: Run,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: dict[str, Any],
+    step: str,
+    number: int,
+    codes: list[str] | None,
+    pixels: int,
 ) -> None:
-    """Process 1 of 2 is killed before it writes the statistics, for which process 0 is done. Started again,
-    it leaves the folder of a single process and prints the summary. test_kills.py kills at other moments."""
+    """Process 1 of 2 is killed before it stores codes, before it stores pixels, or before it writes the
+    statistics, for which process 0 must be done. Once both have ended well, the folder is as a single process
+    leaves it, and the last has printed the summary."""
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def as_process(rank: int, share: int) -> str:
@@ -70,11 +83,16 @@ def test_a_process_killed_before_the_statistics_loses_nothing(
         assert status == 0 and f"process {rank} of 2: {share} images" in out
         return out
 
-    assert '"output_dir"' not in as_process(0, 3)
+    last = step == "statistics"
+    if last:
+        assert '"output_dir"' not in as_process(0, 3)
     monkeypatch.setenv("RANK", "1")
-    assert signalled(signal.SIGKILL, command("o", *OPTIONS), "statistics", 1).returncode == -9
-    assert len(images(tmp_path / "o")) == 5 and not list((tmp_path / "o").glob("global_statistics_*"))
-    assert '"images": 5' in as_process(1, 0)
+    assert signalled(signal.SIGKILL, command("o", *OPTIONS), step, number).returncode == -9
+    assert len(images(tmp_path / "o")) == pixels and (codes is None or records(tmp_path / "o") == codes)
+    assert not list((tmp_path / "o").glob("global_statistics_*"))
+    if not last:
+        assert '"output_dir"' not in as_process(0, 3)
+    assert '"images": 5' in as_process(1, 0 if last else 2 - pixels)
     assert contents(tmp_path / "o") == whole
 
 
