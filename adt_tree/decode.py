@@ -50,7 +50,8 @@ def autoregressive(
 
     while slots.refill(begin):
         clock = time.perf_counter()
-        noise.advance(slots.committed)
+        with part("noise"):
+            noise.advance(slots.committed)
         tree = target.run(root_only_tree, slots.last_codes)
         with part("target"):
             scored = target.forward(tree, slots.committed)
@@ -95,7 +96,8 @@ def speculative(
     while slots.refill(begin):
         clock = time.perf_counter()
         positions, committed, settings = slots.positions, slots.committed, slots.sampling
-        noise.advance(committed)
+        with part("noise"):
+            noise.advance(committed)
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
         # Draft: a tree of likely continuations of the last committed code.
@@ -146,7 +148,7 @@ def first_code(
     target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
 ) -> tuple[Tensor, Prefix]:
     """Prefills a slot. Returns the first code of the image, a scalar sampled by the rule, and the prefix."""
-    with part("target"):
+    with part("prefill"):
         prefix = target.prefill(slot, request.prompt)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
     log_p = log_probs(prefix.logits[:, None], PassSampling.uniform(sampling, target.device))

@@ -142,7 +142,8 @@ class BenchOptions(ModelOptions):
         False,
     )
     profile: bool = option(
-        f"then split the time of {PROFILED} images into target, drafter, tree, verify, commit and host",
+        f"then split the time of {PROFILED} images into prefill, noise, target, drafter, tree, verify, "
+        "commit and host",
         False,
     )
 

@@ -21,7 +21,7 @@ from models import footprint
 from models.model import Model
 from storage.process import synchronise
 
-PARTS = ("target", "drafter", "tree", "verify", "commit")  # the ranges that the loop marks
+PARTS = ("prefill", "noise", "target", "drafter", "tree", "verify", "commit")  # ranges that the loop marks
 PROBE_BYTES, PROBES = 2**28, 5  # size and number of the probes that measure the bandwidth of memory
 COPIES = 16  # copies per probe on a GPU: waiting for a single copy would add a tenth to its time
 

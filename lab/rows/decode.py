@@ -81,7 +81,8 @@ def several_rows(
 
     while slots.refill(begin):
         clock = time.perf_counter()
-        noise.advance(slots.committed)
+        with part("noise"):
+            noise.advance(slots.committed)
         with part("tree"):
             step = images.next_step([slot for slot, _ in slots.active()])
             tree = images.draft(step, slots.sampling)
