@@ -103,8 +103,8 @@ def _fault(hub_id: HubId, error: Exception) -> str:
         return "no path here and no repository on the hub: check the spelling (private ones need HF_TOKEN)"
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
-            "the hub cannot be reached and the local cache does not hold all of it: connect (a download is "
-            "resumed), or give a folder"
+            "no path here, the hub cannot be reached, and its cache does not hold all of it: connect (a "
+            "download is resumed), or give a folder (scripts/get_ckpts.sh fetches those of README)"
         )
     if getattr(error, "errno", None) == errno.ENOSPC:
         return "the disk is full: free some space, or point HF_HOME to another disk"
