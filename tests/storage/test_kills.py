@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import time
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -21,29 +23,36 @@ from tests.conftest import Run
 from tests.support.checkpoints import Checkpoints
 from training.shards import read_index, read_shards
 
+SERVER = get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
 ROUNDS, NAMES = 30, [str(row) for row in range(24)]
 Facts = dict[str, tuple[str, int | None, list[int]]]  # of each image: its text, seed and codes
 
 
-def started(words: list[str]) -> int:
-    """Starts a command in a process of its own, without the imports that take most of a command's time, and
-    returns the process."""
-    process = os.fork()
-    if not process:
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(quiet, stream)
-        os._exit(main.main(words))
+def perform(words: list[str]) -> None:
+    """Is a process that runs a command and prints nothing."""
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(quiet, stream)
+    os._exit(main.main(words))
+
+
+def started(words: list[str]) -> BaseProcess:
+    """Starts a command in a process of its own, and returns the process. It is forked from a server without
+    threads that has imported this file, so that the imports of a command take no time."""
+    process = SERVER.Process(target=perform, args=(words,))
+    process.start()
     return process
 
 
-def status_of(process: int, end_s: float | None = None) -> int:
+def status_of(process: BaseProcess, end_s: float | None = None) -> int | None:
     """Returns a process's exit status, or the negative number of the signal that ended it. end_s: kills it at
     this time of the clock."""
     if end_s is not None:
         time.sleep(max(0.0, end_s - time.perf_counter()))
-        os.kill(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        process.kill()
+    process.join()
+    return process.exitcode
 
 
 def shards_in(root: Path, model: Model) -> Facts:
