@@ -226,4 +226,4 @@ def test_sampled_codes_follow_transformers_own_probabilities(few: Theirs) -> Non
     assert abs(distance(counts, theirs)) < LIMIT and counts[theirs == 0].sum() == 0
     assert distance(counts, filtered(logits, 2.3, SAMPLED.top_p)) > 2 * LIMIT
     assert distance(counts, filtered(logits, SAMPLED.temperature, 0.7)) > 2 * LIMIT
-    assert distance(counted(few, IMAGES // 4, "accept-all"), theirs) > 2 * LIMIT
+    assert distance(counted(few, IMAGES // 4, Control("accept-all")), theirs) > 2 * LIMIT
