@@ -16,6 +16,8 @@ Written by `python main.py report --write docs/RESULTS.md` from docs/results/*.j
 `python main.py report FILE` prints any result of bench in that folder in full.
 
 {LEGEND}
+
+Results measured before 2026-11-29 have intervals over images instead of prompts.
 """
 
 
@@ -32,13 +34,7 @@ class Section:
 
 
 SECTIONS = (
-    Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll")),
-    Section(
-        "Quality of all methods",
-        "quality.json",
-        ("method",),
-        ("nll", "nll_over_ar", "recognised", "same_codes"),
-    ),
+    Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll", "nll_over_ar")),
     Section(
         "Images per minute by the nodes of self-drafted trees",
         "sizes_*.json",
@@ -54,7 +50,6 @@ SECTIONS = (
         "total_token",
     ),
     Section("Quality against speed, one image", "frontier.json", picture="frontier.png"),
-    Section("Quality against speed, 16 images in flight", "frontier_16.json", picture="frontier_16.png"),
 )
 
 
