@@ -36,6 +36,10 @@ class EmbeddedPrefix:
     mask: Tensor  # [1, T, T] bool: which rows each row attends to
     padding: int = 0  # number of leading rows that no later row attends to; the cache leaves them out
 
+    def equals(self, other: EmbeddedPrefix) -> bool:
+        """Returns whether a pass over the other prefix computes the same."""
+        return torch.equal(self.rows, other.rows) and torch.equal(self.mask, other.mask)
+
 
 class EncodedPrompt(Protocol):
     """The prompt of one image, in both guidance branches. Branch 0 is the conditional one."""
@@ -162,6 +166,8 @@ class ARTarget:
         self.ids, self.num_codes = ids, len(ids.codes)
         self.branches, self.max_prompt = branches, max_prompt
         self._prompts = [0] * slots  # rows of the prompt in each slot
+        # The unconditional prefix computed last, its entries of the cache, and its features.
+        self._unconditional: tuple[EmbeddedPrefix, Tensor, Tensor] | None = None
         self.compile = execution.compile
         self.join: Join = self.compile(join)
         self.device = weight.device
@@ -183,24 +189,31 @@ class ARTarget:
         self._cells = CellTokens(grid, ids, slots, self.device)
 
     def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
-        """Takes one pass per guidance branch. Raises ValueError for a prompt longer than max_prompt."""
+        """Takes a pass per guidance branch, but none for an unconditional prefix that equals the last one:
+        most families have one for all prompts. Raises ValueError for a prompt longer than max_prompt."""
         if prompt.length > self.max_prompt:
             raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
         self._prompts[slot] = prompt.length
-        features, logits = [], []
+        features = []
         for branch in range(self.branches):
             prefix = prompt.embed(branch, self.decoder)
             count = prefix.rows.shape[1]
             cache = self.cache.row(branch * self.slots + slot)
             cache.clear()
-            order = torch.arange(count, device=self.device)[None]
-            hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, [0]))[0]
+            entries = cache.store[..., :count, :]
+            if branch and self._unconditional and prefix.equals(self._unconditional[0]):
+                _, known, hidden = self._unconditional
+                entries.copy_(known)
+            else:
+                order = torch.arange(count, device=self.device)[None]
+                hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, [0]))[0]
+                if branch:
+                    self._unconditional = prefix, entries.clone(), hidden
             cache.begin(count, prefix.padding)
             if not branch:
                 self._cells.begin(slot, count - prefix.padding)
             features.append(hidden)
-            logits.append(self.logits(hidden[-1]))
-        return Prefix(torch.stack(logits), features)
+        return Prefix(torch.stack([self.logits(hidden[-1]) for hidden in features]), features)
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         rows, cells = self.padding.nodes(tree.nodes), self.padding.committed(committed)

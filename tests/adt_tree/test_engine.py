@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -229,6 +230,29 @@ def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: i
             logits, features = alone(IMAGES[slot].prompt, tokens_of(codes), sampling.branches, kv_heads)
             torch.testing.assert_close(scored.logits[:, slot, node], logits, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(scored.features[:, slot, node], features, atol=1e-5, rtol=1e-5)
+
+
+def test_the_same_unconditional_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot holds the same bits as after passes of its own."""
+    prompts = [IMAGES[0].prompt, IMAGES[1].prompt, Prompt([0, 31], [0, 38]), IMAGES[1].prompt]
+    alone = [random_model().target(1, GREEDY, MAX_NODES, MAX_PROMPT) for _ in prompts]
+    expected = [target.prefill(0, prompt) for target, prompt in zip(alone, prompts, strict=True)]
+    target, passes, forward = random_model().target(2, GREEDY, MAX_NODES, MAX_PROMPT), [0], Decoder.forward
+
+    def counted(*given: Any) -> Tensor:
+        passes[-1] += 1
+        return forward(*given)
+
+    monkeypatch.setattr(Decoder, "forward", counted)
+    for number, prompt in enumerate(prompts):
+        target.release(1)
+        prefix = target.prefill(1, prompt)
+        assert torch.equal(prefix.logits, expected[number].logits)
+        assert all(map(torch.equal, prefix.features, expected[number].features))
+        assert torch.equal(target.cache.store[:, 1::2], alone[number].cache.store)
+        assert torch.equal(target.cache.length[1::2], alone[number].cache.length)
+        passes.append(0)
+    assert passes == [2, 1, 2, 2, 0], "the third prompt has another unconditional prefix"
 
 
 def test_what_does_not_fit_is_refused() -> None:

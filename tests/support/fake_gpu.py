@@ -41,7 +41,9 @@ KERNELS = {
 }  # fmt: skip
 # Operators that launch nothing, although torch does not mark them as views.
 NO_KERNEL = {"detach", "alias", "lift_fresh", "reshape", "device", "_unsafe_view", "scalar_tensor"}
-READS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
+READS = {
+    aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default, aten.equal.default,
+}  # fmt: skip
 WAITING = {"multinomial", "randperm", "histc"}  # the others that wait for their values do not run here
 SUBSCRIPTS = {"__getitem__", "__setitem__"}
 COPIES = {"_to_copy", "copy_", "copy"}
