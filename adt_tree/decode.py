@@ -20,7 +20,7 @@ from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
-from adt_tree.roles import Prefix, Proposer, Request, Target
+from adt_tree.roles import Prefix, Proposer, Request, StepStart, Target
 from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree, root_only_tree
@@ -103,7 +103,10 @@ def speculative(
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
             bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
-            tree = proposer.propose(bounds, slots.last_codes, positions, noise_below, committed, settings)
+            longest = target.padding.longest(committed)
+            tree = proposer.propose(
+                StepStart(bounds, slots.last_codes, positions, noise_below, longest, settings)
+            )
         # Score: one target pass computes the distribution after every node.
         with part("target"):
             scored = target.forward(tree, committed)

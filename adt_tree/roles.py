@@ -28,8 +28,6 @@ from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
-# noise_below(levels) is the noise of the `levels` positions below the roots; level l is for depth l + 1.
-NoiseBelow = Callable[[int], PositionNoise]
 Result = TypeVar("Result")
 
 
@@ -94,6 +92,18 @@ class Scored:
 
     logits: Tensor
     features: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """What is known of a step before its drafts. Row b of the tensors is for the tree of slot b."""
+
+    shapes: BatchShapes  # of the trees to draft
+    last_codes: Tensor  # [B] the roots
+    positions: Tensor  # [B] of the first code that is not committed, below the root
+    noise_below: Callable[[int], PositionNoise]  # (L) -> the noise of L positions; level l is for depth l + 1
+    longest: int  # a bound on the cells in any slot's prefix
+    sampling: PassSampling  # that of the target's distribution
 
 
 class Batch(Protocol):
@@ -172,25 +182,13 @@ class Proposer(Protocol):
     def release(self, slot: int) -> None:
         """Prepares an idle slot for the steps until its next prefill, in which its tree is unused."""
 
-    def propose(
-        self,
-        shapes: BatchShapes,
-        last_codes: Tensor,
-        positions: Tensor,
-        noise_below: NoiseBelow,
-        committed: Sequence[int],
-        sampling: PassSampling,
-    ) -> DraftTree:
-        """Returns one tree per slot, whose roots are last_codes [B].
-
-        positions [B]: of the first code that is not committed, below the root. sampling: that of the target's
-        distribution in this step.
-        """
+    def propose(self, start: StepStart) -> DraftTree:
+        """Returns one tree per slot."""
 
     def observe(
         self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor
     ) -> None:
-        """Learns from a step. positions: as in propose().
+        """Learns from a step. positions [B]: as in StepStart.
 
         perturbed [B, N, V]: log p plus noise for the position after each node. features [G, B, N, D]: the
         target's features of the nodes. Both cover all nodes, accepted or not.

@@ -10,7 +10,7 @@ levels, V codes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ from torch import Tensor
 
 from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import PositionNoise
-from adt_tree.padding import Padding
 from adt_tree.policy import TreeShape
 from adt_tree.ranges import part
-from adt_tree.roles import Drafter, NoiseBelow, Prefix, Run
+from adt_tree.roles import Drafter, Prefix, Run, StepStart
 from adt_tree.sampling import PassSampling, filtered, force, log_probs
 from adt_tree.static_trees import StaticTree
 from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select
@@ -49,8 +48,8 @@ Growth = Callable[[Drafter, PassSampling, DraftState], DraftTree]
 class EagleProposer:
     """Feeds the accepted path to the drafter, then grows a tree."""
 
-    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run, padding: Padding) -> None:
-        self.drafter, self.growth, self._run, self._padding = drafter, growth, run, padding
+    def __init__(self, drafter: Drafter, growth: Growth, slots: int, run: Run) -> None:
+        self.drafter, self.growth, self._run = drafter, growth, run
         # Target features that the drafter has not read yet, [G, B, A, D], and the code after each, [B, A].
         # The first `_count` [B] of a slot are valid. The size D is unknown until the first prefill.
         self._features: Tensor | None = None
@@ -76,20 +75,12 @@ class EagleProposer:
         if self._features is not None:  # NaN in a pair that is not valid would reach the valid ones
             self._features[:, slot] = 0
 
-    def propose(
-        self,
-        shapes: BatchShapes,
-        last_codes: Tensor,
-        positions: Tensor,
-        noise_below: NoiseBelow,
-        committed: Sequence[int],
-        sampling: PassSampling,
-    ) -> DraftTree:
+    def propose(self, start: StepStart) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        longest, noise = self._padding.longest(committed), noise_below(shapes.depth)
+        inputs = (start.last_codes, start.shapes, start.noise_below(start.shapes.depth))
         with part("drafter"):
-            return self._run(self._grow, pairs, last_codes, shapes, noise, longest, sampling)
+            return self._run(self._grow, pairs, *inputs, start.longest, start.sampling)
 
     def _grow(
         self,
@@ -133,7 +124,7 @@ def proposer(setup: MethodOnModel, topology: Topology | None, keep_q: bool) -> E
     growth: Growth = partial(grow_dynamic, expand=target.compile(expand_level))
     if topology is not None:
         growth = StaticGrowth(topology, keep_q, target.device)
-    return EagleProposer(drafter, growth, target.slots, target.run, target.padding)
+    return EagleProposer(drafter, growth, target.slots, target.run)
 
 
 class Frontier(NamedTuple):

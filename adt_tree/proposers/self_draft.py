@@ -12,7 +12,6 @@ Dimensions: B images, N nodes, L positions ahead, K candidates a position, V cod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from adt_tree.method_on_model import MethodOnModel
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import Candidates, History, grow_chains, newest_first
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import Batch, NoiseBelow, Prefix
-from adt_tree.sampling import PassSampling
+from adt_tree.roles import Batch, Prefix, StepStart
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
 
@@ -65,16 +63,8 @@ class SelfDraftProposer:
 
     def release(self, slot: int) -> None: ...
 
-    def propose(
-        self,
-        shapes: BatchShapes,
-        last_codes: Tensor,
-        positions: Tensor,
-        noise_below: NoiseBelow,
-        committed: Sequence[int],
-        sampling: PassSampling,
-    ) -> DraftTree:
-        return self._run(self._draft, shapes.all_levels, last_codes, positions)
+    def propose(self, start: StepStart) -> DraftTree:
+        return self._run(self._draft, start.shapes.all_levels, start.last_codes, start.positions)
 
     def _draft(self, shapes: BatchShapes, last_codes: Tensor, positions: Tensor) -> DraftTree:
         return grow_chains(self.candidates(positions, shapes.depth, shapes.width), shapes, last_codes)

@@ -15,7 +15,7 @@ Dimensions: B images, L positions, K candidates a position, N nodes of the tree,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,7 @@ from adt_tree.method_on_model import MethodOnModel
 from adt_tree.noise import ACCEPT, DRAFT, RESIDUAL, Noise, uniform
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import NoiseBelow, Prefix
-from adt_tree.sampling import PassSampling
+from adt_tree.roles import Prefix, StepStart
 from adt_tree.static_trees import Paths, chain
 from adt_tree.tree import BatchShapes, DraftTree, Topology, rows_at
 from adt_tree.verify import Rejection, Rule, Verdict, verdict_from_hits
@@ -143,16 +142,8 @@ class JacobiWindow:
         chances = uniform(seeds, positions[:, None], 1, RESIDUAL)[:, 0]
         return sample(self._probabilities(log_p)[:, None], chances)[:, 0]
 
-    def propose(
-        self,
-        shapes: BatchShapes,
-        last_codes: Tensor,
-        positions: Tensor,
-        noise_below: NoiseBelow,
-        committed: Sequence[int],
-        sampling: PassSampling,
-    ) -> DraftTree:
-        return self._run(self._window_tree, shapes.all_levels, last_codes)
+    def propose(self, start: StepStart) -> DraftTree:
+        return self._run(self._window_tree, start.shapes.all_levels, start.last_codes)
 
     def _window_tree(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
         nodes = sum(depth <= shapes.depth for depth in self._tree.depths)

@@ -10,7 +10,6 @@ Dimensions: B images, N nodes, L positions, V codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor
 from adt_tree.method_on_model import MethodOnModel
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.neighbours import Neighbours
-from adt_tree.roles import Batch, NoiseBelow, Prefix
-from adt_tree.sampling import PassSampling
+from adt_tree.roles import Batch, Prefix, StepStart
 from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Rule, Verdict
 
@@ -52,16 +50,8 @@ class GumbelWindow:
 
     def release(self, slot: int) -> None: ...
 
-    def propose(
-        self,
-        shapes: BatchShapes,
-        last_codes: Tensor,
-        positions: Tensor,
-        noise_below: NoiseBelow,
-        committed: Sequence[int],
-        sampling: PassSampling,
-    ) -> DraftTree:
-        return self._run(self._chain, shapes.all_levels, last_codes)
+    def propose(self, start: StepStart) -> DraftTree:
+        return self._run(self._chain, start.shapes.all_levels, start.last_codes)
 
     def _chain(self, shapes: BatchShapes, last_codes: Tensor) -> DraftTree:
         number = torch.arange(shapes.depth + 1, device=last_codes.device)

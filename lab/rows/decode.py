@@ -20,7 +20,7 @@ from adt_tree.decode import first_code
 from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
-from adt_tree.roles import Proposer, Request, Scored, Target
+from adt_tree.roles import Proposer, Request, Scored, StepStart, Target
 from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
@@ -166,7 +166,8 @@ class RowImages:
                 proposer.begin(slot, head.position + 1)
         bounds = self._target.padding.tree(self._largest)
         shapes = BatchShapes.of([*chain.from_iterable(step.shapes)], self._target.device, bounds)
-        return proposer.propose(shapes, roots, step.plan.open_positions, _no_noise, (), sampling)
+        longest, positions = self._target.grid.length, step.plan.open_positions
+        return proposer.propose(StepStart(shapes, roots, positions, _no_noise, longest, sampling))
 
     def commit(self, plan: Plan, verdict: Verdict, positions: Tensor) -> None:
         """Stores the codes that the heads commit. positions [B, A * L]: of the cells that are in the cache

@@ -35,8 +35,8 @@ class CopyAbove:
 
     def release(self, slot): ...
 
-    def propose(self, shapes, last_codes, positions, noise_below, committed, sampling):
-        return self.run(self.draft, shapes.all_levels, last_codes, positions)
+    def propose(self, start):
+        return self.run(self.draft, start.shapes.all_levels, start.last_codes, start.positions)
 
     def draft(self, shapes, last_codes, positions):
         at = self.neighbours.ahead(positions, torch.arange(shapes.depth, device=last_codes.device))

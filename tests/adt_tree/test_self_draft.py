@@ -11,10 +11,13 @@ from torch import Tensor
 
 from adt_tree.grid import Grid, Raster
 from adt_tree.method import METHODS, Method
+from adt_tree.noise import PositionNoise
 from adt_tree.policy import TreeShape
 from adt_tree.proposers.candidates import BELOW, HISTORY, LATE, NEWEST, Candidates, History, grow_chains
 from adt_tree.proposers.neighbours import Neighbours
 from adt_tree.proposers.self_draft import SelfDraftProposer
+from adt_tree.roles import StepStart
+from adt_tree.sampling import PassSampling
 from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, ancestor_mask
 from adt_tree.verify import Verdict
@@ -63,7 +66,11 @@ def shapes(*limits: tuple[int, int, int]) -> BatchShapes:
 def drafted(proposer: SelfDraftProposer, limits: tuple[int, int, int], root: int, position: int) -> list[int]:
     """Returns the codes of the tree that a proposer drafts. position: of the code below the root."""
     roots, positions = torch.tensor([root]), torch.tensor([position])
-    tree = proposer.propose(shapes(limits), roots, positions, lambda levels: NOTHING, [3], Sampling())
+    settings = PassSampling.uniform(Sampling(), CPU)
+    start = StepStart(
+        shapes(limits), roots, positions, lambda levels: PositionNoise(NOTHING, None), 3, settings
+    )
+    tree = proposer.propose(start)
     return tree.codes[0].tolist()
 
 

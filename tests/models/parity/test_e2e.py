@@ -55,9 +55,7 @@ def decode(
     if delta is not None:
         rule = GreedyRelaxed(target.num_codes, Relaxation(nearest, 10, delta), order)
     pack(net)
-    proposer = EagleProposer(
-        EagleDrafter(net, target, 5, 10), growth, target.slots, target.run, target.padding
-    )
+    proposer = EagleProposer(EagleDrafter(net, target, 5, 10), growth, target.slots, target.run)
     noise = NoiseTable(rule.noise, target, shape.depth + 1)
     return finished(speculative(target, proposer, Fixed(shape), rule, noise, images, SAMPLING))
 
