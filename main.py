@@ -19,7 +19,8 @@ from types import ModuleType
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from adt_tree.errors import UserError, is_out_of_memory
-from cli.parser import Options, with_flags
+from cli.flags import with_flags
+from storage.command_line import CommandOptions
 
 # command -> what it does; cli/COMMAND.py has its Options and its run(options); eval_* are in cli/evaluate.py
 COMMANDS = {
@@ -66,7 +67,7 @@ def module_of(name: str) -> ModuleType:
     return import_module("cli.evaluate" if name.startswith("eval_") else f"cli.{name}")
 
 
-def options_of(name: str) -> type[Options]:
+def options_of(name: str) -> type[CommandOptions]:
     """Returns the class of a command's options."""
     command = module_of(name)
     return command.ALIASES[name] if name.startswith("eval_") else command.Options

@@ -39,10 +39,10 @@ from cli.options import (
     RivalOptions,
     RunOptions,
 )
-from cli.parser import Parser, as_written, declare, option
 from lab.settings import CONTROLS, Control
 from models.registry import PUBLISHED, SPECS
-from storage.prompts import BENCH_FILE, Prompt, PromptSettings, load_prompts, make_requests, repeated
+from storage.command_line import CommandOptions, Parser, as_written, declare, option
+from storage.prompts import BENCH_FILE, Prompt, load_prompts, make_requests, repeated
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
@@ -159,6 +159,7 @@ class Options(
     RivalOptions,
     RowOptions,
     RunOptions,
+    CommandOptions,
 ):
     """What is measured, on which prompts, and the options of the methods."""
 
@@ -319,7 +320,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
 
     refuse_several()
     if not options.random_weights:
-        prompts = load_prompts(PromptSettings.of(vars(options)), BENCH_FILE)
+        prompts = load_prompts(options, BENCH_FILE)
         return model_from_options.load(options, need_drafter), prompts
     from adt_tree.pipeline import Pipeline
     from eval.random_model import middle_of_image

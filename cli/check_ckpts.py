@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from adt_tree.errors import UserError
+from cli.flags import with_flags
 from cli.options import DrafterOptions, FileOptions
-from cli.parser import declare, positional, refuse, with_flags
 from models.checkpoint.files import json_text
 from models.registry import SPECS
+from storage.command_line import CommandOptions, declare, positional, refuse
 
 
 @declare("models")
-class Options(FileOptions, DrafterOptions):
+class Options(FileOptions, DrafterOptions, CommandOptions):
     """Which models are checked, and where their files are."""
 
     names: tuple[str, ...] = positional(

@@ -10,11 +10,11 @@ import os
 
 from adt_tree.errors import UserError
 from cli.options import ModelOptions, check_pixels
-from cli.parser import declare, option
+from storage.command_line import CommandOptions, declare, option
 
 
 @declare("page")
-class Options(ModelOptions):
+class Options(ModelOptions, CommandOptions):
     """The model, and the address of the page."""
 
     port: int = option("port of the page; 0: the first free one from 7860 on", 7860, least=0, most=65535)

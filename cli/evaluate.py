@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
-from cli.options import DEVICES, image_count
-from cli.parser import Options as Base
-from cli.parser import declare, option, refuse
 from eval.metrics.metric_weights import (
     AESTHETIC,
     AESTHETIC_CLIP,
@@ -26,6 +23,9 @@ from eval.metrics.metric_weights import (
     VGG16,
     weights_file,
 )
+from models.family import DEVICES
+from storage.command_line import CommandOptions, declare, option, refuse
+from storage.prompt_settings import image_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ Scores = dict[str, float]
 
 
 @declare("evaluate", {"image_path": "fake_dir", "prompt_path": "caption_path"})
-class Options(Base):
+class Options(CommandOptions):
     """The images, what they are compared with, and by which metrics."""
 
     metrics: tuple[str, ...] = option(

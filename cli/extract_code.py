@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from adt_tree.errors import UserError
 from cli.options import ShardOptions, TargetOptions, check_guided
-from cli.parser import declare, option
 from models.checkpoint.files import json_text, read_text, reading
+from storage.command_line import CommandOptions, declare, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ SHUFFLE_SEED = 42
 
 
 @declare("data")
-class Options(TargetOptions, ShardOptions):
+class Options(TargetOptions, ShardOptions, CommandOptions):
     """The model, and the pictures that it encodes."""
 
     data_path: str = option(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from cli.options import TargetOptions
-from cli.parser import declare, option
+from storage.command_line import CommandOptions, declare, option
 
 
 @declare("run")
-class Options(TargetOptions):
+class Options(TargetOptions, CommandOptions):
     """The model, and where its table goes."""
 
     save_path: str | None = option(

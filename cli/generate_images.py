@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
 from adt_tree.method import Method
+from cli.flags import with_flags
 from cli.method_options import DecodingOptions, method_from
 from cli.options import PromptOptions, RunOptions
-from cli.parser import declare, option, refuse, with_flags
 from models.checkpoint.files import json_text
+from storage.command_line import CommandOptions, declare, option, refuse
 from storage.prompts import (
     DEFAULT_END,
     Prompt,
-    PromptSettings,
     held_out_texts,
     load_prompts,
     make_requests,
@@ -41,7 +41,7 @@ MEANS |= {"latency_s": "latency"}
 
 
 @declare("maps")
-class Options(DecodingOptions, PromptOptions, RunOptions):
+class Options(DecodingOptions, PromptOptions, RunOptions, CommandOptions):
     """The method, the prompts, and what is stored."""
 
     heatmaps: int = option("number of first images that get a map of their trees", 4, unit="IMAGES", least=0)
@@ -56,7 +56,7 @@ class Options(DecodingOptions, PromptOptions, RunOptions):
 
 def run(options: Options) -> None:
     """Generates the images that the folder lacks; the last line printed is one JSON document."""
-    method, prompts = method_from(options), load_prompts(PromptSettings.of(vars(options)))
+    method, prompts = method_from(options), load_prompts(options)
     maps = method.drafting and method.raster_order
     if options.heatmaps and not maps:
         reason = "decodes several rows at once" if not method.raster_order else "drafts no trees"

@@ -17,14 +17,14 @@ from cli.options import (
     check_guided,
     sampling_of,
 )
-from cli.parser import declare
 from models.checkpoint.files import json_text
 from models.registry import SPECS
-from storage.prompts import DRAFTER_FILE, PromptSettings, load_prompts, make_requests
+from storage.command_line import CommandOptions, declare
+from storage.prompts import DRAFTER_FILE, load_prompts, make_requests
 
 
 @declare("run", {"data_path": "prompt", "num_samples": "num_images"})
-class Options(DecoderOptions, PromptOptions, SamplingOptions, ShardOptions):
+class Options(DecoderOptions, PromptOptions, SamplingOptions, ShardOptions, CommandOptions):
     """The model, the prompts, and the data that they make."""
 
     batch_size: int = 16
@@ -36,7 +36,7 @@ def run(options: Options) -> None:
     if options.features:
         check_guided(options, "--features")
     sampling_of(options, SPECS[options.model])  # refuses bad numbers before weights are read
-    prompts = load_prompts(PromptSettings.of(vars(options)), DRAFTER_FILE)
+    prompts = load_prompts(options, DRAFTER_FILE)
     import torch
     from tqdm import tqdm
 

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 from adt_tree.errors import CheckpointError
-from cli.parser import Options as Base
-from cli.parser import declare, option, positional
 from eval.tables import insert, markdown
 from models.published import Source
 from models.registry import LIQUID, SOURCES
+from storage.command_line import CommandOptions, declare, option, positional
 
 COLUMNS = ["name", "part", "from", "below `ckpts/`", "size", "licence"]
 MARK = "get_ckpts"  # name of the marks in ckpts/README.md
@@ -29,7 +28,7 @@ def _read_by(name: str) -> list[str]:
 
 
 @declare("checkpoints")
-class Options(Base):
+class Options(CommandOptions):
     """Which checkpoints are fetched, or where their table goes."""
 
     names: tuple[str, ...] = positional(

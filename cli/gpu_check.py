@@ -10,16 +10,15 @@ import sys
 from pathlib import Path
 
 from adt_tree.errors import UserError
-from cli.parser import Options as Base
-from cli.parser import declare, option, positional
 from models.checkpoint.files import json_text, make_folder, write_json
 from models.registry import PUBLISHED
+from storage.command_line import CommandOptions, declare, option, positional
 
 PARTS = ("tests", "emoji", *PUBLISHED)
 
 
 @declare("parts")
-class Options(Base):
+class Options(CommandOptions):
     """Which parts are measured."""
 
     parts: tuple[str, ...] = positional(

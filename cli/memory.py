@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from cli.parser import Options as Base
-from cli.parser import declare, option, positional
 from eval.tables import markdown
 from models.checkpoint.files import json_text
 from models.family import DTYPE_NAMES
 from models.registry import PUBLISHED
+from storage.command_line import CommandOptions, declare, option, positional
 
 
 @declare("memory")
-class Options(Base):
+class Options(CommandOptions):
     """Which models, and what for."""
 
     names: tuple[str, ...] = positional("models (default: all)", "NAME", choices=PUBLISHED)

@@ -16,9 +16,9 @@ from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Method, Me
 from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, by_model, sampling_of
-from cli.parser import Options, as_written, declare, option, refuse, unread
 from models.family import PUBLISHED_LANTERN as USUAL
 from models.registry import SPECS
+from storage.command_line import as_written, declare, option, refuse, unread
 
 LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 # Options that some method does not read.
@@ -86,7 +86,7 @@ def _nodes(text: str) -> int | str:
 
 
 @declare("method")
-class MethodOptions(Options):
+class MethodOptions:
     """A method, by its name or by the published flags."""
 
     method: str | None = option(
@@ -115,7 +115,7 @@ class MethodOptions(Options):
 
 
 @declare("draft trees", {"drafter_top_k": "draft_top_k"})
-class TreeOptions(Options):
+class TreeOptions:
     """Draft trees, and how they are verified."""
 
     total_token: int | str | None = option(
@@ -171,7 +171,7 @@ def _adaptive(name: str, text: str, unit: str) -> Any:
 
 
 @declare(f"adaptive trees ({_with_trees(AdaptiveTree)})")
-class AdaptOptions(Options):
+class AdaptOptions:
     """Adaptive trees."""
 
     adt_init: str | None = option(
@@ -191,7 +191,7 @@ class AdaptOptions(Options):
 
 
 @declare("relaxed acceptance (LANTERN)")
-class LanternOptions(Options):
+class LanternOptions:
     """The settings of relaxed acceptance."""
 
     lantern_k: int | None = option(
@@ -214,7 +214,7 @@ class LanternOptions(Options):
 
 
 @declare("relaxed acceptance (LANTERN)")
-class LanternSwitch(Options):
+class LanternSwitch:
     """Relaxed acceptance."""
 
     lantern: bool = option(
@@ -226,7 +226,7 @@ class LanternSwitch(Options):
 
 
 @declare("several rows at once")
-class RowOptions(Options):
+class RowOptions:
     """The settings of methods that decode several rows at once."""
 
     row_start: int | None = option(

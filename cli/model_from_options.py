@@ -22,12 +22,12 @@ from cli.options import (
     sampling_defaults,
     sampling_of,
 )
-from cli.parser import Options
 from models.family import LoadOptions
 from models.loading import find_target, pick_device, pick_graphs
 from models.loading import load as load_model
 from models.model import Model
 from models.registry import SPECS
+from storage.command_line import CommandOptions
 from storage.process import refuse_several
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LOAD_FIELDS = frozenset(field.name for field in fields(LoadOptions))
 
 
-def resolved_options(options: Options, model: Model) -> dict[str, Any]:
+def resolved_options(options: CommandOptions, model: Model) -> dict[str, Any]:
     """Returns the options for JSON, with the values in use in place of "auto" and the model's defaults."""
     in_use = {"device": model.device.type, "precision": model.precision, "cuda_graphs": model.graphs}
     if isinstance(options, FilterOptions):

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 from adt_tree.errors import UserError
 from adt_tree.settings import Sampling
-from cli.parser import Options, declare, option
 from lab.settings import Annealing, Groups, Runs
-from models.family import PRECISIONS, TOP_K, ModelFamily
+from models.family import DEVICES, PRECISIONS, TOP_K, ModelFamily
 from models.registry import SPECS
-from storage.prompts import CAPTIONS, DEFAULT_END, PROMPT_DIR
-
-DEVICES = ("auto", "cpu", "cuda")
-
-
-def image_count(text: str) -> int:
-    """Reads a number of images: positive, or -1 for all."""
-    if text == "-1" or (text.isdecimal() and int(text)):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} images: give a positive number, or -1 for all")
-
-
-def _window(text: str) -> str:
-    first, dash, last = text.partition("-")
-    if not (dash and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not START-END with START < END, such as 0-100")
-    return text
-
-
-def _class_labels(text: str) -> tuple[int, ...]:
-    labels = [word.strip() for word in text.split(",")]
-    if not all(label.isascii() and label.isdigit() for label in labels):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of class ids such as 207,360")
-    return tuple(map(int, labels))
+from storage.command_line import declare, option
+from storage.prompt_settings import PromptSettings
 
 
 def by_model(usual: object, default: Callable[[ModelFamily], object]) -> str:
@@ -48,7 +24,7 @@ def sampling_defaults(spec: ModelFamily) -> dict[str, float]:
     return {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "cfg": own.guidance}
 
 
-def sampling_of(options: Options, spec: ModelFamily) -> Sampling:
+def sampling_of(options: object, spec: ModelFamily) -> Sampling:
     """Returns the distribution that the options ask for. A value that they leave out is the model's own.
 
     Raises UserError for guidance of a model without an unconditional branch."""
@@ -60,7 +36,7 @@ def sampling_of(options: Options, spec: ModelFamily) -> Sampling:
 
 
 @declare("model")
-class FileOptions(Options):
+class FileOptions:
     """Where the files of a model are, and the size of its images."""
 
     model_path: str | None = option(
@@ -118,7 +94,7 @@ class FileOptions(Options):
 
 
 @declare("model")
-class FamilyOptions(Options):
+class FamilyOptions:
     """The family of a model."""
 
     model: str = option(
@@ -156,7 +132,7 @@ class DecoderOptions(TargetOptions):
 
 
 @declare("loading")
-class DrafterOptions(Options):
+class DrafterOptions:
     """A drafter network."""
 
     drafter_path: str | None = option(
@@ -169,67 +145,17 @@ class ModelOptions(DecoderOptions, DrafterOptions):
     """A model that generates images, with or without its drafter."""
 
 
-@declare("prompts", {"seeds": "images_per_prompt"})
-class PromptOptions(Options):
-    """The prompts of a run."""
+@declare("prompts")
+class PromptOptions(PromptSettings):
+    """The prompts of a run, and what else their seed decides."""
 
-    prompt: str | None = option(
-        "a text, repeated --num_images times with different seeds; a .txt file, one prompt per line; a .tsv, "
-        ".csv, .json or .jsonl file with keys Prompt, Caption or Text, and perhaps Name or Id, the image's "
-        "name (so GenEval's evaluation_metadata.jsonl); a folder of .txt files, as DPG-Bench's; or one "
-        "of PartiPrompts, MSCOCO2017Val, MSCOCO2014Val, MSCOCO2017Train, SJDPrompts in --prompt_dir "
-        "(default: prompts of the embedded model in configs/)",
-        unit="TEXT",
-    )
-    class_labels: tuple[int, ...] | None = option(
-        "classes such as 207,360 instead of prompts, for LlamaGen's class-conditional checkpoints",
-        unit="IDS",
-        read=_class_labels,
-    )
-    prompt_dir: str = option("folder of the named prompt sets", PROMPT_DIR, unit="DIR")
-    captions: str | None = option(
-        "of COCO annotations, take the first or the longest caption of each image, or all (default: "
-        f"{CAPTIONS[0]})",
-        choices=CAPTIONS,
-    )
-    num_images: int = option(
-        "number of prompts used; if there are more, --random_seed selects a random subset; -1: all prompts",
-        10,
-        unit="N",
-        read=image_count,
-    )
-    images_per_prompt: int = option(
-        "images of every prompt, each with its own seed: NAME, NAME.1, ...; GenEval and DPG-Bench ask for 4",
-        1,
-        unit="IMAGES",
-        least=1,
-        most=10_000,
-    )
-    slice: str | None = option(
-        "rows of the list from START up to END, exclusive; taken before --num_images, and this before "
-        "--start_idx and --end_idx (default: all)",
-        unit="START-END",
-        read=_window,
-    )
-    start_idx: int = option("first row of the selected prompts", 0, unit="ROW", least=0)
-    end_idx: int | None = option(
-        "row after the last of the selected prompts; more prompts than the default are refused unless this "
-        f"is given (default: {DEFAULT_END})",
-        unit="ROW",
-        least=1,
-    )
-    random_seed: int = option(
-        "seed of the run; the seed of an image is a hash of it and of the image's name",
-        42,
-        unit="SEED",
-    )
     set_seed: bool = option(
         "also seed torch's global generator and choose deterministic cuDNN kernels", False
     )
 
 
 @declare("sampling")
-class FilterOptions(Options):
+class FilterOptions:
     """The distribution of a code, without its temperature."""
 
     top_k: int | None = option(
@@ -269,7 +195,7 @@ class SamplingOptions(FilterOptions):
 
 
 @declare("relaxed rivals")
-class RivalOptions(Options):
+class RivalOptions:
     """The settings of relaxed rivals."""
 
     gsd_group: int | None = option(
@@ -323,7 +249,7 @@ def check_pixels(options: ModelOptions, command: str) -> None:
 
 
 @declare("run")
-class GraphOptions(Options):
+class GraphOptions:
     """CUDA graphs."""
 
     cuda_graphs: bool | None = option(
@@ -340,7 +266,7 @@ class RunOptions(GraphOptions):
 
 
 @declare("run")
-class ShardOptions(Options):
+class ShardOptions:
     """A run that stores data for train_drafter."""
 
     output_dir: str = option(

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError
-from cli.parser import Options as Base
-from cli.parser import as_written, declare, option, positional
 from eval import acceptance, tables
 from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
 from models.checkpoint.files import make_folder, write_atomic
 from storage import export
+from storage.command_line import CommandOptions, as_written, declare, option, positional
 from storage.run_folder import RECORDS, stored_options, stored_run
 
 Results = Mapping[Path, dict[str, Any]]  # results of bench by their files
@@ -36,7 +35,7 @@ def _alone(name: str) -> Mapping[bool, Sequence[str]]:
 
 
 @declare("report")
-class Options(Base):
+class Options(CommandOptions):
     """The results, and what is made of them."""
 
     results: tuple[str, ...] = positional(

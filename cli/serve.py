@@ -13,13 +13,13 @@ from pathlib import Path
 
 from adt_tree.errors import UserError
 from cli.options import GraphOptions, ModelOptions, check_pixels
-from cli.parser import declare, option
 from models.checkpoint.files import read_text, reading
 from serve.settings import CODES_MODEL, DEFAULTS, KEY_VARIABLE, checked_key, is_loopback
+from storage.command_line import CommandOptions, declare, option
 
 
 @declare("service", {"slots": "batch_size"})
-class Options(ModelOptions, GraphOptions):
+class Options(ModelOptions, GraphOptions, CommandOptions):
     """The model, and how it is served."""
 
     batch_size: int = DEFAULTS.slots

@@ -34,6 +34,7 @@ RELEASED_ADAPTIVE = AdaptiveTree(depth_start=5, width_start=10, width_max=10, bu
 EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # precision -> name in torch
 PRECISIONS = ("auto", *DTYPE_NAMES)  # values of LoadOptions.precision
+DEVICES = ("auto", "cpu", "cuda")  # values of commands; LoadOptions.device takes cuda:N as well
 TOP_K = 2000  # default top-k, from the released code, where a family published none
 
 Fields = Mapping[str, Any]  # of config.json

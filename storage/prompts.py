@@ -13,23 +13,21 @@ import json
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import expanded, lines_of, read_text, reading
+from storage.prompt_settings import CAPTIONS, DEFAULT_END, PROMPT_DIR, PromptSettings
 
 if TYPE_CHECKING:
     from adt_tree.pipeline import Pipeline
     from adt_tree.roles import Request
 
-PROMPT_DIR = "data/prompts"
-CAPTIONS = ("first", "longest", "all")  # which captions of a COCO image are prompts; the first is the default
-DEFAULT_END = 10000  # of --end_idx, as published
-NAMED = {  # prompt set -> file names looked for in --prompt_dir, the COCO annotation files first
+NAMED = {  # prompt set -> file names looked for in prompt_dir, the COCO annotation files first
     "PartiPrompts": ("PartiPrompts.tsv",),
     "SJDPrompts": ("SJDPrompts.tsv",),
     "MSCOCO2017Val": ("captions_val2017.json", "captions_val2017_longest.json"),
@@ -48,27 +46,6 @@ DEFAULT_FILE = CONFIGS / "emoji_prompts.txt"
 BENCH_FILE = CONFIGS / "emoji_bench.txt"  # 16 prompts; training has seen half of them
 HELD_OUT_FILE = CONFIGS / "emoji_held_out.txt"  # the prompts that training has not seen
 DRAFTER_FILE = CONFIGS / "emoji_drafter_prompts.txt"  # the prompts of the drafter's training data
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSettings:
-    """Where the prompts of a run are from, and which of them it takes, as cli.options.PromptOptions says."""
-
-    prompt: str | None = None
-    class_labels: tuple[int, ...] | None = None
-    prompt_dir: str = PROMPT_DIR
-    captions: str | None = None
-    num_images: int = 10
-    images_per_prompt: int = 1
-    slice: str | None = None
-    start_idx: int = 0
-    end_idx: int | None = None
-    random_seed: int = 42
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> PromptSettings:
-        """Returns the settings among a command's options. KeyError if one is missing."""
-        return cls(**{item.name: options[item.name] for item in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +81,19 @@ def held_out_texts() -> frozenset[str]:
 
 
 def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Prompt]:
-    """Returns the prompts of a run: those read, cut by --slice, sampled by --num_images, cut by --start_idx
-    and --end_idx, and repeated by --images_per_prompt, in this order. Raises UserError if none is left.
+    """Returns the prompts of a run: those read, cut by slice, sampled by num_images, cut by start_idx
+    and end_idx, and repeated by images_per_prompt, in this order. Raises UserError if none is left.
 
     default: the file to read if the settings name none.
     """
     if args.end_idx is not None and args.end_idx <= args.start_idx:
-        raise UserError(f"--end_idx {args.end_idx}: it must exceed --start_idx {args.start_idx}")
+        raise UserError(f"end_idx {args.end_idx}: it must exceed start_idx {args.start_idx}")
     if args.class_labels and args.prompt:
-        raise UserError("--class_labels with --prompt: choose one")
+        raise UserError("class_labels with prompt: choose one")
     prompts = _read(args, default)
-    source = "--class_labels" if args.class_labels else args.prompt or str(default)
+    source = "class_labels" if args.class_labels else args.prompt or str(default)
     if args.captions and "image_id" not in dict(prompts[0].facts):
-        raise UserError(f"--captions {args.captions}: {source[:80]} is no COCO annotation file; leave it out")
+        raise UserError(f"captions {args.captions}: {source[:80]} is no COCO annotation file; leave it out")
     _check(repeated(prompts, args.images_per_prompt), source)
     total = len(prompts)
     if args.slice:
@@ -125,10 +102,10 @@ def load_prompts(args: PromptSettings, default: Path = DEFAULT_FILE) -> list[Pro
     if 0 < args.num_images < len(prompts):
         prompts = random.Random(args.random_seed).sample(prompts, args.num_images)
     if args.end_idx is None and len(prompts) > DEFAULT_END:
-        raise UserError(f"{len(prompts)} prompts: more than {DEFAULT_END} need an explicit --end_idx")
+        raise UserError(f"{len(prompts)} prompts: more than {DEFAULT_END} need an explicit end_idx")
     prompts = prompts[args.start_idx : args.end_idx]
     if not prompts:
-        raise UserError(f"no prompt is left of {total}: check --slice, --num_images, --start_idx, --end_idx")
+        raise UserError(f"no prompt is left of {total}: check start_idx, end_idx, num_images and the slice")
     return repeated(prompts, args.images_per_prompt)
 
 
@@ -147,8 +124,8 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
     source = args.prompt
     if args.prompt_dir != PROMPT_DIR and source not in NAMED:
         raise UserError(
-            f"--prompt_dir {args.prompt_dir}: only {', '.join(NAMED)} are read from it; give a file "
-            "by --prompt, or leave it out"
+            f"prompt_dir {args.prompt_dir}: only {', '.join(NAMED)} are read from it; give a file as "
+            "prompt, or leave it out"
         )
     if args.class_labels:
         return [Prompt(str(label), str(label), label) for label in args.class_labels]
@@ -164,7 +141,7 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
         return read_file(Path(expanded(source)), args.captions)
     _refuse_names(source)
     if args.num_images < 1:
-        raise UserError(f"--num_images {args.num_images}: a text is repeated, so give the number of images")
+        raise UserError(f"num_images {args.num_images}: a text is repeated, so give the number of images")
     return [Prompt(str(row), source, row) for row in range(args.num_images)]
 
 
@@ -179,22 +156,20 @@ def _find(name: str, folder: Path) -> Path:
         if (folder / file_name).is_file():
             return folder / file_name
     raise UserError(
-        f"--prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; `bash scripts/get_data.sh` fetches "
-        "it, or give --prompt_dir"
+        f"prompt {name}: {folder} holds no {' or '.join(NAMED[name])}; `bash scripts/get_data.sh` fetches "
+        "it, or give prompt_dir"
     )
 
 
 def _refuse_names(text: str) -> None:
     """Raises UserError for a text that is empty, or that looks like the name of a file or a prompt set."""
     if not text.strip():
-        raise UserError("--prompt is empty: give a text, a file or the name of a prompt set")
+        raise UserError("prompt is empty: give a text, a file or the name of a prompt set")
     if os.path.isfile(expanded(text)) or re.search(FILE, text, re.IGNORECASE):
-        raise UserError(
-            f"--prompt {text[:80]}: prompt files end in {', '.join(SUFFIXES)}; give one, or a text"
-        )
+        raise UserError(f"prompt {text[:80]}: prompt files end in {', '.join(SUFFIXES)}; give one, or a text")
     names = {name.lower(): name for name in NAMED}
     if near := get_close_matches(text.lower(), names, n=1, cutoff=0.8):
-        raise UserError(f"--prompt {text}: did you mean {names[near[0]]}? If it is a text, add a word")
+        raise UserError(f"prompt {text}: did you mean {names[near[0]]}? If it is a text, add a word")
 
 
 def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
@@ -218,7 +193,7 @@ def read_stream(path: Path) -> list[Prompt]:
     with reading(path, "give one prompt a line in UTF-8"):
         prompts = _from_rows(_rows(read_text(path), ".txt"))
     if not prompts:
-        raise UserError(f"--prompt {path}: it holds no prompt")
+        raise UserError(f"prompt {path}: it holds no prompt")
     return prompts
 
 
@@ -232,7 +207,7 @@ def read_folder(path: Path) -> list[Prompt]:
         with reading(file, "give one prompt in UTF-8"):
             prompts.append(Prompt(file.stem, _text(read_text(file), "it"), _number(file.stem)))
     if not prompts:
-        raise UserError(f"--prompt {path}: this folder holds no .txt file; if it is a text, add a word")
+        raise UserError(f"prompt {path}: this folder holds no .txt file; if it is a text, add a word")
     return prompts
 
 

@@ -28,7 +28,8 @@ from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid, Raster
 from adt_tree.records import Decoded
 from models.checkpoint.files import make_folder, read_json, reading, write_atomic
-from storage.prompts import Prompt, PromptSettings, image_seed, load_prompts
+from storage.prompt_settings import PromptSettings
+from storage.prompts import Prompt, image_seed, load_prompts
 from storage.store import FINGERPRINT, REMEDY, Store
 
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recipes.emoji.data import read_captions
-from recipes.emoji.stage import StageOptions, main, option
+from recipes.emoji.stage import StageOptions, main
+from storage.command_line import declare, option
 
 IMAGE_FIRST = 4
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 AFTER_IMAGE = ("<eoss>", "<racm3:break>", "<reserved08706>", "<reserved08707>", "<reserved08799>")
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("text vocabulary")
 class Options(StageOptions):
     """Options of the text vocabulary."""
 

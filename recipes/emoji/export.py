@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,14 +22,15 @@ from recipes.emoji.data import sha256
 from recipes.emoji.pictures import Pictures
 from recipes.emoji.recognise import write_views
 from recipes.emoji.restore import STATE, write_state
-from recipes.emoji.stage import StageOptions, main, option
+from recipes.emoji.stage import StageOptions, main
 from recipes.emoji.target import saved_state
 from recipes.emoji.tokenizer import VQ
+from storage.command_line import declare, option
 
 SHARD_BYTES = 16_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("checkpoint")
 class Options(StageOptions):
     """Options of the export."""
 

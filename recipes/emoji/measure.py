@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from recipes.emoji import target
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import main, option, use_device
+from recipes.emoji.stage import main, use_device
 from recipes.emoji.tokenizer import Tokenizer, figures
+from storage.command_line import declare, option
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("measurement")
 class Options(target.Options):
     """Options of the target, and of the measurement."""
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.emoji.bpe import caption
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import StageOptions, main, option
+from recipes.emoji.stage import StageOptions, main
+from storage.command_line import declare, option
 
 NUM_PAIRS = 8  # trained pairs in the bench, and in the development prompts; each has as many held-out pairs
 NUM_CONTACT = 40  # trained pairs on the contact sheet, which shows all held-out pairs after them
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("prompt files")
 class Options(StageOptions):
     """Options of the prompt files."""
 

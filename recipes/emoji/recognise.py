@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,21 +19,22 @@ from eval.metrics.recogniser import GALLERY, Recogniser, write_gallery
 from models.family import LoadOptions
 from recipes.emoji.bpe import caption
 from recipes.emoji.pictures import Pictures, place, sample_jitter
-from recipes.emoji.stage import StageOptions, main, option
+from recipes.emoji.stage import StageOptions, main
 from recipes.emoji.tokenizer import Tokenizer
+from storage.command_line import declare, option
 
 BATCH_SIZE = 64  # pictures generated at once
 VIEWS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("measurement")
 class Options(StageOptions):
     """Options of the measurement."""
 
     model_path: str = option("exported checkpoint", "ckpts/emoji")
     cfg: float = option("guidance scale; 1: none", 3.0)
     temperature: float = option("0: greedy", 1.0)
-    precision: Literal["fp32", "bf16"] = option("data type of weights and activations", "fp32")
+    precision: str = option("data type of weights and activations", "fp32", choices=("fp32", "bf16"))
     threads: int = option("torch threads", 2)
     seed: int = option("seed of the first picture; each next picture takes the next seed", 0)
     num_pictures: int = option("pictures of trained pairs", 200)

@@ -7,7 +7,6 @@ text vocabulary are not part of a checkpoint: the stages `data` and `bpe` make t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,9 +20,10 @@ from models.codecs.vq import VQConfig
 from models.decoder.config import DecoderConfig
 from models.llama_names import decoder_names, gather
 from recipes.emoji.codes import digest
-from recipes.emoji.stage import StageOptions, main, option, save_checkpoint
+from recipes.emoji.stage import StageOptions, main, save_checkpoint
 from recipes.emoji.target import SAVED
 from recipes.emoji.tokenizer import VQ, Tokenizer
+from storage.command_line import declare, option
 
 STATE = "training_state.safetensors"  # file of the exported folder with values that only training needs
 # "drawn" is the number of the next picture in the stream. The name is kept for stored files.
@@ -31,7 +31,7 @@ TOKENIZER = ("config", "rate", "step", "drawn", "spent_s")
 TARGET = ("config", "step", "drawn", "pictures", "spent_s")
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("restored checkpoint")
 class Options(StageOptions):
     """Options of the restored checkpoint."""
 

@@ -1,6 +1,6 @@
 """What the stages share: the command line, atomic checkpoints, the choice of device.
 
-A stage is a module with a dataclass Options, a function run(options), and a command line of these options:
+A stage is a module with a class Options, a function run(options), and a command line of these options:
 `python -m recipes.emoji.tokenizer --steps 8000`.
 """
 
@@ -8,55 +8,46 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import torch
-from transformers import HfArgumentParser
 
 from adt_tree.errors import UserError
 from models.checkpoint.files import replacing
+from models.family import DEVICES
 from models.loading import pick_device
+from storage.command_line import CommandOptions, declare, option
 
 Kind = TypeVar("Kind", bound="StageOptions")
 
 
-def option(text: str, default: Any) -> Any:
-    """Declares a field of a stage's options with its help."""
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageOptions:
+@declare("every stage")
+class StageOptions(CommandOptions):
     """Options of every stage."""
 
     work_dir: str = option("folder of the data and of everything the stages write", "data/emoji")
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("training")
 class TrainedOptions(StageOptions):
     """Options of the stages that train."""
 
     restart: bool = option("discard the results of an earlier run of this stage", False)
-    device: Literal["auto", "cpu", "cuda"] = option("auto: cuda where there is one", "auto")
-    threads: int = option("torch threads on the CPU", 2)
+    device: str = option("auto: cuda where there is one", "auto", choices=DEVICES)
+    threads: int = option("torch threads on the CPU", 2, least=1)
     seed: int = option("seed of the initial weights", 0)
-    save_steps: int = option("steps between saved states", 250)
+    save_steps: int = option("steps between saved states", 250, least=1)
 
 
-def parse(kind: type[Kind], argv: Sequence[str] | None = None, text: str | None = None) -> Kind:
-    """Returns the options of a command line; None: of this process."""
-    parser: Any = HfArgumentParser(kind, description=text, allow_abbrev=False)  # type: ignore[arg-type]
-    return kind(**vars(parser.parse_args(argv)))
-
-
-def main(kind: type[Kind], run: Callable[[Kind], None], text: str | None) -> None:
+def main(kind: type[Kind], run: Callable[[Kind], None], text: str) -> None:
     """Runs a stage from the command line. A UserError ends it with one line and status 2."""
     try:
-        run(parse(kind, text=text))
+        run(kind.parse(sys.argv[1:], f"python {sys.argv[0]}", text))
     except UserError as error:
+        if "--debug" in sys.argv:
+            raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 

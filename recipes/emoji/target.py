@@ -15,9 +15,7 @@ import dataclasses
 import json
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tokenizers import Tokenizer as TextTokenizer
@@ -37,11 +35,11 @@ from recipes.emoji.stage import (
     finite,
     load_checkpoint,
     main,
-    option,
     save_checkpoint,
     use_device,
 )
 from recipes.emoji.tokenizer import Tokenizer
+from storage.command_line import declare, option
 from training.muon import muon_and_adamw
 
 BOS = 0
@@ -52,13 +50,13 @@ SAVED, LOG = "target.pt", "losses_target.jsonl"
 STREAM = "train0"  # name of the stream of training pictures, on which every picture depends
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("target")
 class Options(TrainedOptions):
     """Options of the target."""
 
     max_pictures: int = option("pictures to train on, earlier runs included", 300_000)
     decay_pictures: int = option("last pictures, over which the learning rates fall to 0", 0)
-    precision: Literal["fp32", "bf16"] = option("bf16: autocast, and Muon's iterations in bf16", "fp32")
+    precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
     validate_steps: int = option("steps between validations", 750)
     batch_size: int = option("pictures per step", 16)

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,10 +29,10 @@ from recipes.emoji.stage import (
     finite,
     load_checkpoint,
     main,
-    option,
     save_checkpoint,
     use_device,
 )
+from storage.command_line import declare, option
 
 COMMITMENT = 0.25
 VQ = "model.vqmodel."  # prefix of the VQGAN's tensors in a checkpoint
@@ -42,20 +41,18 @@ WARMUP = 0.02  # share of the run over which the learning rate rises
 SAVED, LOG = "tokenizer.pt", "losses_tokenizer.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
+@declare("tokenizer")
 class Options(TrainedOptions):
     """Options of the VQ tokenizer."""
 
-    save_steps: int = option("steps between saved states", 500)
+    save_steps: int = 500
     steps: int = option("steps, earlier runs included", 8000)
     batch_size: int = option("pictures per step", 8)
     learning_rate: float = option("highest learning rate", 2e-3)
     perceptual: float = option("weight of the perceptual loss", 1.0)
     flat: float = option("weight of the loss that gives cells of the same flat colour the same vector", 0.5)
     base_channels: int = option("channels of the first level", 32)
-    channel_multiplier: list[int] = field(
-        default_factory=lambda: [1, 1, 2], metadata={"help": "width of each level"}
-    )
+    channel_multiplier: tuple[int, ...] = option("width of each level", (1, 1, 2))
     num_embeddings: int = option("number of codes", 1024)
     embed_dim: int = option("width of a latent vector", 32)
     warmup_steps: int = option("steps before the codebook is used", 1200)

@@ -16,9 +16,9 @@ from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from cli.bench import Options as Bench
 from cli.bench import configurations
+from cli.flags import with_flags
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
-from cli.parser import with_flags
 from main import COMMANDS, module_of
 from models.registry import SPECS
 from tests.support.refusal import refusal

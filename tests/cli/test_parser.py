@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from adt_tree.errors import UserError
 from cli.generate_images import Options
-from cli.parser import PATHS, Parser
 from main import COMMANDS, module_of
+from storage.command_line import PATHS, Parser
 from tests.conftest import Command, Result
 from tests.support.runs import images
 

@@ -20,7 +20,6 @@ from adt_tree.errors import UserError
 from models.codecs.vq import VQConfig
 from recipes.emoji import bpe, data, pictures, target, tokenizer
 from recipes.emoji.codebook import Codebook
-from recipes.emoji.stage import parse
 from training.muon import orthogonalise
 
 STYLES = ["noto", "twemoji", "fluent"]
@@ -30,7 +29,7 @@ NUM_CODES = 16
 def stage(name: str, work: Path, *words: object) -> None:
     """Runs a stage in a work folder."""
     module = import_module(f"recipes.emoji.{name}")
-    module.run(parse(module.Options, ["--work_dir", str(work), *map(str, words)]))
+    module.run(module.Options.parse(["--work_dir", str(work), *map(str, words)]))
 
 
 @pytest.fixture
@@ -163,7 +162,7 @@ def test_packing_labels_every_code_once(work: Path) -> None:
 
 def test_padding_does_not_change_the_loss(work: Path) -> None:
     """A short prompt has the same loss alone and beside a long one."""
-    options = parse(target.Options, ["--work_dir", str(work), *SHAPE])
+    options = target.Options.parse(["--work_dir", str(work), *SHAPE])
     trainer = target.Trainer(options, torch.device("cpu"))
     _, codes = trainer.codes.sample("validation", 2)
     texts = ["noto emoji of red heart, warm", ""]

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_tree.errors import UserError
-from cli.options import PromptOptions as Options
-from storage.prompts import PromptSettings, image_seed, load_prompts
+from storage.prompt_settings import PromptSettings
+from storage.prompts import image_seed, load_prompts
 from tests.conftest import Refused, Run
 from tests.support.checkpoints import Checkpoints
 from tests.support.runs import statistics
@@ -31,7 +31,7 @@ COCO = {
         {"id": 51, "image_id": 9, "caption": "Another dog."},
     ],
 }
-DEFAULTS = PromptSettings.of(vars(Options.parse([])))
+DEFAULTS = PromptSettings()
 
 
 def select(source: object, count: int = -1, **options: Any) -> list[tuple[Any, ...]]:
@@ -156,20 +156,20 @@ def test_an_error_names_the_file_and_what_is_wrong_in_it(
     ("selection", "says"),
     [
         ({"source": "none.txt"}, r"none\.txt"),
-        ({"source": "MSCOCO2014Val"}, r"get_data\.sh.*--prompt_dir"),
-        ({"source": "a cat", "count": 2, "slice": "7-9"}, "of 2: .*--slice"),
-        ({"source": "a cat"}, "--num_images -1"),
-        ({"source": "  ", "count": 1}, "--prompt"),
+        ({"source": "MSCOCO2014Val"}, r"get_data\.sh.*prompt_dir"),
+        ({"source": "a cat", "count": 2, "slice": "7-9"}, "of 2.*slice"),
+        ({"source": "a cat"}, "num_images -1"),
+        ({"source": "  ", "count": 1}, "prompt"),
         ({"source": "MSCOCO2017val"}, "MSCOCO2017Val"),
-        ({"source": "notes", "count": 1}, r"--prompt notes.*\.jsonl"),
-        ({"source": None, "start_idx": 5, "end_idx": 5}, "--end_idx 5.*--start_idx 5"),
-        ({"source": "a cat", "class_labels": (1,)}, "--class_labels .*--prompt"),
-        ({"source": "p.json", "captions": "longest"}, r"--captions longest: p\.json"),
-        ({"source": "a cat", "count": 1, "captions": "longest"}, "--captions longest: a cat"),
-        ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "--prompt_dir x"),
+        ({"source": "notes", "count": 1}, r"prompt notes.*\.jsonl"),
+        ({"source": None, "start_idx": 5, "end_idx": 5}, "end_idx 5.*start_idx 5"),
+        ({"source": "a cat", "class_labels": (1,)}, "class_labels .*prompt"),
+        ({"source": "p.json", "captions": "longest"}, r"captions longest: p\.json"),
+        ({"source": "a cat", "count": 1, "captions": "longest"}, "captions longest: a cat"),
+        ({"source": "a cat", "count": 1, "prompt_dir": "x"}, "prompt_dir x"),
         ({"source": "texts"}, r"texts/2\.txt: it has no prompt"),
         ({"source": "bytes"}, r"bytes/1\.txt: is not UTF-8"),
-        ({"source": "empty"}, r"--prompt empty: .*\.txt"),
+        ({"source": "empty"}, r"prompt empty: .*\.txt"),
     ],
 )
 def test_selections_that_cannot_be(

@@ -1,12 +1,12 @@
 """Command lines as dataclasses: a field declares an option's flag, type, range, default, help and config key,
-and which other options are read with it.
+and which other options are read with it. The module that uses a group of options declares it.
 
     @declare("maps")  # heading of these options in --help
-    class Options(PromptOptions, RunOptions):  # the groups that the command takes
+    class MapOptions(PromptSettings, RunOptions, Options):  # the groups that the command takes
         heatmaps: int = option("images that get a map of their trees", 4, unit="N", least=0)
         output_dir: str = "runs/maps"  # another default for an option of RunOptions
 
-`Options.parse(words)` returns an instance. Words override the flat YAML file that --config names. Every
+`MapOptions.parse(words)` returns an instance. Words override the flat YAML file that --config names. Every
 mistake raises a UserError of one line. This file does not import torch, because --help must answer at once.
 """
 
@@ -28,17 +28,10 @@ from typing import Any, NoReturn, Self, TypeVar, dataclass_transform, get_args, 
 import yaml
 
 from adt_tree.errors import UserError
-from adt_tree.method import ADAPTIVE_OPTIONS
 from models.checkpoint.files import expanded, read_text, reading
 
 Class = TypeVar("Class")
 NOT_IN_FILES = ("help", "config", "debug")
-# Arguments of the library whose flag has another name; model_type is a key of config.json there.
-ARGUMENTS = {
-    "guidance": "cfg", "seed": "random_seed", "budget": "total_token", "lantern.delta": "lantern_delta",
-    "lantern.k": "lantern_k", "tree": "total_token", "tree.depth": "depth", "tree.width": "draft_top_k",
-    **{f"tree.{name.removeprefix('adt_')}": name for name in ADAPTIVE_OPTIONS},
-}  # fmt: skip
 PATHS = ("DIR", "FILE", "PATH", "PLACE", "RESULT")  # units of options that name files
 
 
@@ -99,7 +92,7 @@ def declare(section: str, aliases: Mapping[str, str] | None = None) -> Callable[
 
 
 @declare("every command")
-class Options:
+class CommandOptions:
     """The options of every command."""
 
     config: str | None = option("flat YAML file of these options; the command line overrides it", unit="FILE")
@@ -160,26 +153,10 @@ def refuse(options: Any, name: str, reason: str) -> None:
         raise UserError(f"{written}: {reason}; leave it out")
 
 
-def with_flags(line: str, cls: type[Options]) -> str:
-    """Returns a message of the library with flags in place of the names of its arguments.
-
-    A message begins with the argument and its value, as in "target_size 700: ..."; elsewhere in the line a
-    name is recognised by its underscore or point.
-    """
-    names = {item.name: item.name for item in fields(cls) if item.name != "model_type"}
-    names |= {argument: name for argument, name in ARGUMENTS.items() if name in names}
-    flags = {argument: f"--{name}" for argument, name in names.items()}
-    name, _, rest = line.partition(" ")
-    if ":" in rest or name.endswith(":"):
-        bare = name.removesuffix(":")
-        line = flags.get(bare, bare) + line.removeprefix(bare)
-    return re.sub(r"(?<![\w./-])\w+[_.]\w+(?![\w./-])", lambda word: flags.get(word[0], word[0]), line)
-
-
 class Parser(argparse.ArgumentParser):
     """argparse for a class of options, with errors of one line, hints for misspelt options, and YAML."""
 
-    def __init__(self, cls: type[Options], prog: str, description: str = "") -> None:
+    def __init__(self, cls: type[CommandOptions], prog: str, description: str = "") -> None:
         super().__init__(
             prog, description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
