@@ -143,7 +143,7 @@ class BenchOptions(ModelOptions):
     )
     profile: bool = option(
         f"then split the time of {PROFILED} images into prefill, noise, target, drafter, tree, verify, "
-        "commit and host",
+        "commit, pixels and host",
         False,
     )
 

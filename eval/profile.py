@@ -14,37 +14,41 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from adt_tree.engine import Engine
-from adt_tree.ranges import Span, clocked
+from adt_tree.ranges import Span, clocked, part
 from adt_tree.roles import Request
 from adt_tree.settings import Sampling
 from models import footprint
 from models.model import Model
 from storage.process import synchronise
 
-PARTS = ("prefill", "noise", "target", "drafter", "tree", "verify", "commit")  # ranges that the loop marks
+# The parts of decoding, marked by the loop, and the pixels of the images that it yields.
+PARTS = ("prefill", "noise", "target", "drafter", "tree", "verify", "commit", "pixels")
 PROBE_BYTES, PROBES = 2**28, 5  # size and number of the probes that measure the bandwidth of memory
 COPIES = 16  # copies per probe on a GPU: waiting for a single copy would add a tenth to its time
 
 
 def profile(engines: Mapping[str, Engine], requests: Sequence[Request], model: Model) -> dict[str, Any]:
     """Returns what --profile adds to a result of bench. engines: by the names of their configurations."""
-    parts = [{"configuration": name, "shares": shares(engine, requests)} for name, engine in engines.items()]
+    parts = [
+        {"configuration": name, "shares": shares(engine, requests, model)} for name, engine in engines.items()
+    ]
     return {"weights_read": weights_read(model), "profile": parts}
 
 
-def shares(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
-    """Returns the fraction of the wall clock that each part takes; "host" is the rest, the loop itself.
+def shares(engine: Engine, requests: Sequence[Request], model: Model) -> dict[str, float]:
+    """Returns the fraction of the wall clock that each part takes, from encoded prompts to pixels, or to
+    codes if the model makes no pixels; "host" is the rest, the loop itself.
 
     Time in a part within another part counts for the inner one alone. On CUDA a part lasts on the device from
     its first kernel to its last, and "host" is the time in which the device has nothing to do.
     """
     cuda = engine.target.device.type == "cuda"
     started = time.perf_counter_ns()
-    spans = _kernels(engine, requests) if cuda else _clock(engine, requests)
+    spans = (_kernels if cuda else _clock)(engine, requests, model)
     total = time.perf_counter_ns() - started
     times = exclusive_time(spans)
-    parts = {part: times.get(part, 0) / total for part in PARTS}
-    return {part: round(share, 4) for part, share in {**parts, "host": 1 - sum(parts.values())}.items()}
+    parts = {name: times.get(name, 0) / total for name in PARTS}
+    return {name: round(share, 4) for name, share in {**parts, "host": 1 - sum(parts.values())}.items()}
 
 
 def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
@@ -62,19 +66,25 @@ def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
     return {"peak_bytes": torch.cuda.max_memory_allocated(model.device), "estimate_bytes": estimate}
 
 
-def _clock(engine: Engine, requests: Sequence[Request]) -> list[Span]:
-    """Decodes the requests and returns the spans of the parts, timed by the host's clock."""
+def _draw(engine: Engine, requests: Sequence[Request], model: Model) -> None:
+    """Decodes the requests, and makes pixels of the images if the model can."""
+    for image in engine.decode(iter(requests)):
+        if not model.missing_for_pixels:
+            with part("pixels"):
+                model.image(image.codes)
+
+
+def _clock(engine: Engine, requests: Sequence[Request], model: Model) -> list[Span]:
+    """Returns the spans of the parts, timed by the host's clock."""
     with clocked() as spans:
-        for _ in engine.decode(iter(requests)):
-            pass
+        _draw(engine, requests, model)
     return spans
 
 
-def _kernels(engine: Engine, requests: Sequence[Request]) -> list[Span]:
-    """Decodes the requests and returns the spans of the parts on the device, from torch's profiler."""
+def _kernels(engine: Engine, requests: Sequence[Request], model: Model) -> list[Span]:
+    """Returns the spans of the parts on the device, from torch's profiler."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in engine.decode(iter(requests)):
-            pass
+        _draw(engine, requests, model)
         synchronise(engine.target.device)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     # profiler.events() would build a tree of all events, which takes half a minute.

@@ -1,6 +1,6 @@
 """A model with random weights that has the dimensions, and therefore the speed, of a published one.
 
-It reads no files. The text of a prompt is the number of its tokens, such as "64". It cannot decode pixels.
+It reads no files. The text of a prompt is the number of its tokens, such as "64". Its pixels are noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from models import footprint
 from models.cell_tokens import CellIds
 from models.checkpoint.stored_module import on_meta
 from models.codecs.codec import Codec, CodeVectors
-from models.codecs.vq import Quantizer, VQModel
+from models.codecs.vq import VQModel
 from models.decoder.transformer import Decoder
 from models.drafter import DrafterNet
 from models.footprint import Dimensions
@@ -95,8 +95,7 @@ def random_model(name: str, dims: Dimensions, grid: Grid, dtype: torch.dtype, de
         vectors = _filled(lambda: nn.Embedding(codes, size), torch.float32, device).weight
         codec: Codec = CodeVectors(vectors, "random weights make no pixels")
     else:
-        whole = cast(VQModel, on_meta(lambda: VQModel(vq)))
-        whole.quantize, codec = _filled(lambda: Quantizer(vq), torch.float32, device), whole
+        codec = _filled(lambda: VQModel(vq), torch.float32, device)
         if dims.tokens != (dims.side // vq.patch_size) ** 2:
             row_end, grid = first + codes, replace(grid, row_ends=True)
     return Model(

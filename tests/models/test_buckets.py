@@ -65,7 +65,7 @@ def tiny(family: str) -> Dimensions:
         rope_sections=(WIDTH // 4, WIDTH // 8, WIDTH // 8) if dims.decoder.rope_sections else (),
     )  # fmt: skip
     drafter = replace(decoder, head_width=0)
-    vq = dims.vq and replace(dims.vq, num_embeddings=CODES)
+    vq = dims.vq and replace(dims.vq, num_embeddings=CODES, base_channels=32)
     return replace(dims, decoder=decoder, drafter=drafter, vq=vq, codes=CODES, codec_parameters=CODES)
 
 
