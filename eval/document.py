@@ -35,6 +35,7 @@ class Section:
 
 SECTIONS = (
     Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll", "nll_over_ar")),
+    Section("Quality", "quality.json", ("method",), ("nll", "nll_over_ar", "recognised", "same_codes")),
     Section(
         "Images per minute by the nodes of self-drafted trees",
         "sizes_*.json",
@@ -50,6 +51,7 @@ SECTIONS = (
         "total_token",
     ),
     Section("Quality against speed, one image", "frontier.json", picture="frontier.png"),
+    Section("Quality against speed, 16 images in flight", "frontier_16.json", picture="frontier_16.png"),
 )
 
 
