@@ -176,7 +176,7 @@ def run(options: Options) -> None:
     from cli.model_from_options import recogniser_of, resolved_options, with_checkpoint_sampling
     from eval import columns, tables
     from eval.harness import measure
-    from eval.profile import drafter_share, memory, profile
+    from eval.profile import compile_seconds, drafter_share, memory, profile
     from eval.quality import score
     from models.checkpoint.files import json_text, write_json
     from storage.measurements import Measurements
@@ -217,6 +217,8 @@ def run(options: Options) -> None:
     engines = {configuration.name: decoders[configuration] for configuration in chosen}
     if model.device.type == "cuda":
         result["memory"] = memory(model, engines.values())
+    if options.compile:
+        result["compile_s"] = compile_seconds()
     if options.profile:
         result |= profile(engines, requests[:PROFILED], model)
     write_json(folder / tables.STORED, result)

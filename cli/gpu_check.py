@@ -14,7 +14,9 @@ from models.checkpoint.files import json_text, make_folder, write_json
 from models.registry import PUBLISHED
 from storage.command_line import CommandOptions, declare, option, positional
 
-PARTS = ("tests", "emoji", *PUBLISHED)
+# In the order of importance, and in all as much as 15 minutes of a GPU allow.
+DEFAULT = ("tests", "anole", "emoji", "janus_pro", "llamagen", "batch", "rows")
+PARTS = tuple(dict.fromkeys((*DEFAULT, *PUBLISHED)))
 
 
 @declare("parts")
@@ -22,9 +24,10 @@ class Options(CommandOptions):
     """Which parts are measured."""
 
     parts: tuple[str, ...] = positional(
-        "tests: the tests marked gpu; emoji: images of the embedded model, compared with the AR baseline's; "
-        f"{', '.join(PUBLISHED)}: a model of the published dimensions with random weights, with and "
-        "without CUDA graphs, and compiled (default: all parts)",
+        "tests: the tests marked gpu; emoji: images of the embedded model in fp32, compared with the AR "
+        "baseline's; batch: Anole with 16 images in flight; rows: Anole with several rows at once; "
+        f"{', '.join(PUBLISHED)}: a model of the published dimensions with random weights; anole: also "
+        f"compiled and without CUDA graphs (default: {' '.join(DEFAULT)}; they run in the order given)",
         "PART",
         choices=PARTS,
     )
@@ -45,7 +48,8 @@ def run(options: Options) -> None:
 
     folder = Path(options.output_dir)
     make_folder(folder)
-    chosen = [part for part in gpu_check.parts(options.device) if part.name in (options.parts or PARTS)]
+    parts = gpu_check.parts(options.device)
+    chosen = [part for name in options.parts or DEFAULT for part in parts if part.name == name]
     results = [gpu_check.run(part, folder.resolve(), 60 * options.minutes) for part in chosen]
     lines = gpu_check.wrong(results)
     document = {

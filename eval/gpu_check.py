@@ -1,7 +1,4 @@
-"""The parts of a GPU check, each a process of its own: what they run, and what their results say.
-
-This file does not import torch.
-"""
+"""The parts of a GPU check, each a process of its own: what they run, and what their results say."""
 
 from __future__ import annotations
 
@@ -10,19 +7,23 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from adt_tree.method import METHODS
-from eval.tables import table
+from eval.tables import STORED, table
 from models.registry import PUBLISHED, SPECS
+from storage.process import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT = tuple(name for name, spec in METHODS.items() if spec.exact and name != "ar")
 NODES = "32"  # of self-drafted trees, whose sizes would otherwise follow the measured times
-# The default, which records the parts of a step as CUDA graphs, with a profile; then one factor at a time.
-FACTORS = (("--profile",), ("--no-cuda_graphs",), ("--compile",))
+# What Anole is measured with: the default, which records the parts of a step as CUDA graphs, with a profile;
+# then one factor at a time. Other families have the default alone.
+FACTORS = (("--profile",), ("--compile",), ("--no-cuda_graphs",))
+IN_FLIGHT, ROW_START = "16", "2"
 MAX_MEMORY = 1.2  # peak over estimate
 
 Document = dict[str, Any]
@@ -32,7 +33,7 @@ Document = dict[str, Any]
 class Part:
     """One process of a check."""
 
-    name: str  # the group that the command line names: "tests", "emoji" or a family
+    name: str  # the group that the command line names: one of cli.gpu_check.PARTS
     words: tuple[str, ...]  # what follows the interpreter
 
     @property
@@ -42,32 +43,37 @@ class Part:
 
 
 def parts(device: str) -> list[Part]:
-    """Returns all parts of a check in the order of running. On a CPU there is one factor, the default."""
+    """Returns all parts of a check. On a CPU there is one factor, the default."""
     bench = ("main.py", "bench", "--device", device, "--temperatures", "1")
-    found = [Part("tests", ("-m", "pytest", "-q", "-o", "addopts=", "-m", "gpu", "tests/models/test_gpu.py"))]
-    for precision in ("fp32", "bf16"):
-        found.append(Part("emoji", (*bench, "--precision", precision, "--methods", *EXACT)))
+    random = (*bench, "--random_weights", "--model")
+    drafted = ("--methods", "self-draft", "--total_token", NODES)
+    found = [
+        Part("tests", ("-m", "pytest", "-q", "-o", "addopts=", "-m", "gpu", "tests/models/test_gpu.py")),
+        Part("emoji", (*bench, "--precision", "fp32", "--methods", *EXACT)),
+        Part("batch", (*random, "anole", "--batch_size", IN_FLIGHT, "--num_images", IN_FLIGHT, *drafted)),
+        Part("rows", (*random, "anole", "--num_images", "1", "--methods", "ar", "--row_start", ROW_START)),
+    ]
     for family in PUBLISHED:
-        words = (*bench, "--random_weights", "--model", family, "--num_images", "1")
-        measured: list[tuple[Sequence[str], Sequence[tuple[str]]]]
-        measured = [(("self-draft", "--total_token", NODES), FACTORS)]
-        if METHODS[SPECS[family].method].network:
-            measured.append((("eagle-2",), FACTORS[::2]))
-        for method, factors in measured:
-            for factor in factors if device == "cuda" else factors[:1]:
-                found.append(Part(family, (*words, "--methods", *method, *factor)))
+        factors = FACTORS if (family, device) == ("anole", "cuda") else FACTORS[:1]
+        methods = [drafted, *([("--methods", "eagle-2")] if METHODS[SPECS[family].method].network else [])]
+        for factor, method in product(factors, methods):
+            found.append(Part(family, (*random, family, "--num_images", "1", *method, *factor)))
     return found
 
 
 def run(part: Part, folder: Path, seconds: float) -> Document:
     """Runs a part for at most `seconds` and returns its result: the counts of tests or the document of bench,
-    or under "failed" the reason why there is none."""
+    or under "failed" the reason why there is none. The stored document of the same code is not made anew."""
     target = folder / part.folder
     tests = part.name == "tests"
     store = ("--junitxml", f"{target}.xml") if tests else ("--output_dir", str(target))
     command = [sys.executable, *part.words, *store]
     print(f"gpu_check: {' '.join(command[1:])}", file=sys.stderr)
     result: Document = {"part": part.name, "command": " ".join(("python", *command[1:]))}
+    if (target / STORED).is_file():
+        stored = json.loads((target / STORED).read_text(encoding="utf-8"))
+        if stored["environment"]["code"] == environment("cpu")["code"]:
+            return result | stored
     try:
         done = subprocess.run(
             command, cwd=ROOT, timeout=seconds, text=True, check=False,
@@ -108,6 +114,7 @@ def rows(results: Sequence[Mapping[str, Any]]) -> list[Document]:
                     **{key: row[key] for key in ("step_ms", "tau", "SR", "images", "same_image")},
                     **{key: weights.get(key) for key in ("weights_mb", "read_ms")},
                     **{key: memory.get(key) for key in ("peak_bytes", "estimate_bytes")},
+                    "compile_s": result.get("compile_s"),
                 }
             )
     return found
@@ -135,6 +142,7 @@ def text_of(results: Sequence[Mapping[str, Any]]) -> str:
     shown = {
         "model": "model", "type": "type", "method": "method", "factor": "factor", "step_ms": "ms per step",
         "read_ms": "ms to read the weights", "tau": "tau", "SR": "speed-up", "same_image": "= AR",
+        "compile_s": "s to compile",
     }  # fmt: skip
     lines = []
     for row in rows(results):

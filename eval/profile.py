@@ -66,6 +66,13 @@ def memory(model: Model, engines: Iterable[Engine]) -> dict[str, int]:
     return {"peak_bytes": torch.cuda.max_memory_allocated(model.device), "estimate_bytes": estimate}
 
 
+def compile_seconds() -> float:
+    """Returns the time that torch.compile has taken since the process began."""
+    from torch._dynamo.utils import calculate_time_spent  # takes seconds to import
+
+    return round(calculate_time_spent()["total_wall_time"], 1)
+
+
 def _draw(engine: Engine, requests: Sequence[Request], model: Model) -> None:
     """Decodes the requests, and makes pixels of the images if the model can."""
     for image in engine.decode(iter(requests)):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the GPU tests and measures this machine's GPU: milliseconds per step, memory, equal images.
 # Prints one table and, as the last line, one JSON document. Exit status: 0; 1 if something is wrong; 2 if it cannot run here.
-# Usage: bash scripts/gpu_check.sh [PART ...] [options]     (`main.py gpu_check --help` names them; default: all parts)
+# Usage: bash scripts/gpu_check.sh [PART ...] [options]     (`main.py gpu_check --help` names them and the default)
 # It runs with PYTHON=..., or else with the first of .venv and python3 that has a CUDA build of torch and all packages, or else it
 # sets up .venv with PyPI's build of torch (TORCH_INDEX_URL=... names another index, for drivers older than CUDA 13).
 set -euo pipefail

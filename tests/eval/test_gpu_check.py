@@ -14,6 +14,9 @@ from cli.gpu_check import PARTS
 from eval import gpu_check
 from eval.gpu_check import Part
 from eval.profile import memory
+from eval.tables import STORED
+from models.checkpoint.files import make_folder, write_json
+from storage.process import environment
 from tests.conftest import Run
 
 GB = 10**9
@@ -67,12 +70,16 @@ def test_a_check_prints_its_rows_and_ends_with_their_document(
 
 
 def test_a_part_is_a_process(tmp_path: Path) -> None:
-    """Its last line is its result; a status and a time limit are named."""
+    """Its last line is its result; a status and a time limit are named. A finished part is not run again."""
     print_line = 'print("table"); print(\'{"rows": []}\')'
     assert gpu_check.run(Part("emoji", ("-c", print_line)), tmp_path, 60)["rows"] == []
     assert "status 3" in gpu_check.run(Part("emoji", ("-c", "raise SystemExit(3)")), tmp_path, 60)["failed"]
     sleeper = Part("emoji", ("-c", "import time; time.sleep(60)"))
     assert "0 s" in gpu_check.run(sleeper, tmp_path, 0.2)["failed"]
+    for code, kept in ((environment("cpu")["code"], True), ("of another checkout", False)):
+        make_folder(tmp_path / sleeper.folder)
+        write_json(tmp_path / sleeper.folder / STORED, {"environment": {"code": code}})
+        assert ("failed" not in gpu_check.run(sleeper, tmp_path, 0.2)) is kept
 
 
 def test_memory_is_estimated_for_every_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
