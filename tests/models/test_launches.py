@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adt_tree.engine import Engine, build
 from adt_tree.grid import Grid
@@ -20,6 +20,8 @@ from adt_tree.roles import Request
 from adt_tree.settings import Lantern, Sampling
 from eval import random_model
 from models import footprint
+from models.decoder.attention import memory_efficient
+from models.decoder.transformer import join
 from models.footprint import Dimensions
 from models.layouts import emu3, glm_image
 from models.model import Model
@@ -146,6 +148,37 @@ def run(
             next(steps)
             yield device.launches, device.reads, set(device.faults)
         steps.close()
+
+
+# What lies between one attention and the next without --compile, and the attention.
+JOIN = (
+    "linear add rms_norm linear silu mul linear add rms_norm linear {norm} mul addcmul _to_copy cat "
+    "index_put_"
+)
+ATTEND = "_scaled_dot_product_efficient_attention"
+LAYER = {
+    ("anole", 1): (JOIN.format(norm="layer_norm addcmul"), ATTEND),
+    ("anole", 32): (JOIN.format(norm="layer_norm addcmul"), ATTEND),
+    ("simplear", 1): (JOIN.format(norm=""), ATTEND, "clone"),  # its heads are grouped
+    ("simplear", 32): (JOIN.format(norm=""), "clone", ATTEND, "clone"),
+}
+
+
+@pytest.mark.parametrize(("family", "nodes"), LAYER)
+def test_the_kernels_of_a_layer(family: str, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.LAYERS", 3)
+    case, starts = case_of(f"{family} ar eager sampled 1"), list[int]()
+    with fake_gpu() as (device, _), torch.inference_mode():
+        target = model_of(case, use_of(case)).target(1, case.method.sampling, nodes, 1)
+
+        def watched(*given: Any) -> tuple[Tensor, ...]:
+            starts.append(device.launches)
+            return join(*given)
+
+        target.join, target.cache.kernel = watched, memory_efficient
+        codes = torch.zeros(1, nodes, dtype=torch.int64, device=GPU)
+        target.score(codes, codes, codes[..., None] == codes, (0,))
+    assert device.kernels[slice(*starts)] == " ".join(LAYER[family, nodes]).split()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -131,7 +131,7 @@ class Device(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = 0
+        self.kernels: list[str] = []  # the operator of every launch
         self.reads = 0  # times that the host waited for numbers
         self.faults = set[str]()
         self.memory = Memory()
@@ -139,15 +139,20 @@ class Device(TorchDispatchMode):
         self._single = set(WHOLE)  # operators that are not made of others
         self._known: dict[Hashable, Any] = {}  # layouts of results
 
+    @property
+    def launches(self) -> int:
+        """Number of launches."""
+        return len(self.kernels)
+
     def forget(self) -> None:
         """Resets all counts except memory."""
-        self.launches = self.reads = 0
+        self.kernels, self.reads = [], 0
         self.faults.clear()
 
-    def note(self, kernels: int = 1) -> None:
-        """Counts launches, unless they are silent."""
+    def note(self, name: str = "copy or replay", kernels: int = 1) -> None:
+        """Counts launches of an operator, unless they are silent."""
         if not self._silent:
-            self.launches += kernels
+            self.kernels += [name] * kernels
 
     def read(self) -> None:
         """Counts a launch for which the host waits."""
@@ -187,7 +192,7 @@ class Device(TorchDispatchMode):
         if func is ATTENTION:
             self.faults.update(attention_faults(*args, **given))
         if not (func.is_view or "empty" in name or name in NO_KERNEL):
-            self.note(KERNELS.get(name, 1))
+            self.note(name, KERNELS.get(name, 1))
         if not func.is_view:
             self._note_results(name, args, answer)
         return answer
