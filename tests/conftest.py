@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +136,13 @@ def result(run: Run) -> Result:
         return json.loads(out.splitlines()[-1])
 
     return call
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Leaves what lives already, most of it libraries, out of the garbage collections that commands ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

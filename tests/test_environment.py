@@ -1,5 +1,4 @@
-"""The packages that scripts/setup.sh installs run models of transformers, the documents' Python lines and
-accelerate.
+"""The packages that scripts/setup.sh installs run models of transformers and the documents' Python lines.
 
 Each runs in a new process. A torchvision that does not fit torch stops the import of transformers' models
 there, as it does for a user, and nothing in tests/ works around that.
@@ -9,14 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
-import main
 from tests.support.checkpoints import Checkpoints
 from tests.support.runs import ROOT, images, python
 
-ACCELERATE = Path(sys.executable).with_name("accelerate")
 FAMILIES = ("llamagen", "glm_image")  # T5 runs in transformers; codes without pixels
 JANUS = "ckpts/janus_pro/Janus-Pro-1B"  # the checkpoint that the documents name
 
@@ -57,16 +53,3 @@ def test_readme_from_transformers(checkpoints: Checkpoints, tmp_path: Path) -> N
     assert JANUS in block
     run("-c", block.replace(JANUS, str(tiny.path)).replace("heart.png", str(picture)))
     assert picture.is_file()
-
-
-def test_accelerate_makes_the_images_of_one_process(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """The bytes are equal because all processes have one thread, on which the decoder's rounding depends.
-    accelerate starts two for --multi_gpu, also without a GPU."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("red heart\npizza\n")
-    command = ["generate_images", *checkpoints["emoji"].words(), "--prompt", str(prompts)]
-    command += ["--device", "cpu", "--output_dir"]
-    assert main.main([*command, str(tmp_path / "one")]) == 0
-    launch = [ACCELERATE, "launch", "--multi_gpu", "--num_processes", 2, "--main_process_port", 0]
-    run(*launch, "main.py", *command, tmp_path / "two")
-    assert len(images(tmp_path / "one")) == 2 and images(tmp_path / "one") == images(tmp_path / "two")

@@ -202,7 +202,7 @@ def test_defaults_of_torch_change_nothing(checkpoints: Checkpoints, name: str) -
         assert images() == expected
 
 
-@pytest.mark.parametrize("method", ["ar", "self-draft", "eagle-2", "adt-tree"])
+@pytest.mark.parametrize("method", ["self-draft", "adt-tree"])
 def test_steps_of_a_stream_leave_the_callers_settings_alone(pipe: Pipeline, method: str) -> None:
     """They change no code either, and are there again between the steps."""
     expected = [code for step in pipe.stream("sun", method, seed=3) for code in step.codes]

@@ -54,19 +54,6 @@ def test_a_path_may_begin_with_the_home_folder(
             assert not item.name.endswith(("_dir", "_path", "_file", "folder")), item.name
 
 
-def test_paths_of_a_yaml_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path, result: Result
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "model").symlink_to(tiny_checkpoint)
-    (tmp_path / "p.txt").write_text("red heart\n")
-    file = tmp_path / "run.yaml"
-    file.write_text("output_dir: ~/out\nprompt: ~/p.txt\nmodel_path: ~/model\nheatmaps: 0\ndevice: cpu\n")
-    words = ("--total_token", "8", "--set_seed", "--random_seed", 2**64)
-    assert result("generate_images", "--config", file, *words)["output_dir"] == str(tmp_path / "out")
-    assert (tmp_path / "out" / "img" / "0.png").is_file()
-
-
 def test_a_path_may_have_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     monkeypatch.delenv("SCRATCHES", raising=False)

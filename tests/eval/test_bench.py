@@ -69,16 +69,6 @@ def test_every_combination_once() -> None:
     assert [name.split(" ")[0] for name in bounds] == expected
 
 
-def test_lantern_adds_relaxation_and_nothing_else() -> None:
-    methods = "eagle-2 self-draft eagle-2-lantern self-draft-lantern"
-    chosen = configurations(parsed(f"--temperatures 1 --lantern_k 7 --depth 3 --methods {methods}"))
-    by_label = {method.label: method for method in chosen.values()}
-    for name in ("eagle-2", "self-draft"):
-        relaxed = by_label[f"{name}-lantern"]
-        assert relaxed.lantern.k == 7 and relaxed.lantern.delta == 0.5 and not relaxed.exact
-        assert relaxed.tree == by_label[name].tree and relaxed.tree.depth == 3
-
-
 @pytest.mark.parametrize(
     ("methods", "words"),
     [

@@ -17,8 +17,7 @@ import main
 from adt_tree.errors import UserError
 from adt_tree.grid import Grid, Raster
 from eval.acceptance import average, correlation, maps
-from eval.document import document
-from eval.tables import curve, label, short, text_of
+from eval.tables import curve, short
 from storage.run_folder import read_records
 from tests.conftest import Refused, Run
 from tests.support.checkpoints import Checkpoints
@@ -40,15 +39,6 @@ RESULT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_was_varied_has_columns() -> None:
-    varied = {**ROW, "varied": {"adt_beta": 0.3}}
-    rows = [{**varied, "total_token": n, "temperature": t} for n in (8, 16) for t in (0.0, 1.0)]
-    table = text_of({**RESULT, "rows": [{**ROW, "method": "ar", "total_token": None}, *rows]}).splitlines()
-    assert table[0].startswith("| method | T | nodes | adt_beta |")
-    assert table[2].startswith("| ar | 1 | - | - |") and table[6].startswith("| eagle-2 | 1 | 16 | 0.3 |")
-    assert label(rows[0], rows) == "eagle-2 nodes 8 adt_beta 0.3"
-
-
 def test_the_short_table_says_in_words_what_becomes_of_the_image() -> None:
     names = {"zipar": False, "eagle-2": True, "self-draft-lantern": False, "sjd": False, "ar": True}
     rows = [{**ROW, "method": name, "exact": exact} for name, exact in names.items()]
@@ -58,20 +48,6 @@ def test_the_short_table_says_in_words_what_becomes_of_the_image() -> None:
         "| sjd | another sample | 3.25 | 1.50 |",
         "| zipar | changed | 3.25 | 1.50 |",
     ]
-
-
-def test_sizes_stand_side_by_side() -> None:
-    """One line for each number of images in flight, with the AR baseline beside the sizes."""
-    sizes = {None: 3.0, 8: 1.0, "auto": 0.5, 16: 2.0}
-    rows = [
-        {**ROW, "method": "ar" if size is None else "self-draft", "batch_size": batch, "total_token": size,
-         "images_per_min": 10.0 * batch + more}
-        for batch in (1, 4) for size, more in sizes.items()
-    ]  # fmt: skip
-    table = document({Path("sizes_01.json"): {**RESULT, "rows": rows}}).splitlines()
-    head = next(number for number, line in enumerate(table) if line.startswith("| T"))
-    assert table[head] == "| T | images in flight | ar | 8 | auto | 16 |"
-    assert table[head + 3] == "| 1 | 4 | 43.0 | 41.0 | 40.5 | 42.0 |"
 
 
 def test_documents(tmp_path: Path, run: Run, refused: Refused) -> None:

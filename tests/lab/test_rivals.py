@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ from lab.rivals.gsd import GroupJudge
 from lab.rivals.jacobi_window import JacobiWindow, Judge, Judged, readers, sample
 from lab.rivals.sjd_sv import RunJudge
 from lab.rivals.windows import couple, product_tree
-from lab.settings import Annealing, Groups, Rows, Runs
+from lab.settings import Annealing, Groups, Runs
 from lab.shapes import windowed
 from tests.adt_tree.test_distribution import FILTERED, GUIDED, IMAGES, LIMIT, KeepsDraft, KeepsRejected
 from tests.adt_tree.test_engine import WINDOWS as SHAPES
@@ -357,20 +356,6 @@ def test_a_draft_is_accepted_by_its_weight(annealing: Annealing) -> None:
         torch.testing.assert_close(measured, expected, atol=0.03, rtol=0)
         far = max(far, float((measured - (plain - F.pad(plain[1:], (0, 1)))).abs().max()))
     assert far > 0.05
-
-
-@pytest.mark.parametrize(
-    ("given", "plain"),
-    [
-        (Groups(np.int64(3), np.float64(0.5), np.float64(2)), Groups(3, 0.5, 2.0)),
-        (Runs(sv_run=np.int64(2)), Runs(sv_run=2)),
-        (Annealing(2, np.float64(0)), Annealing(2.0, 0.0)),
-        (Rows(np.int64(2)), Rows(2)),
-    ],
-)
-def test_numbers_of_numpy_are_stored_as_plain_ones(given: object, plain: object) -> None:
-    """str() is a part of a run's fingerprint."""
-    assert str(given) == str(plain)
 
 
 def test_the_weights_of_the_paper_tighten_the_end_of_a_window() -> None:

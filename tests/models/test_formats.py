@@ -31,11 +31,7 @@ from tests.support.published import edit, rewrite, write_shards
 
 State = dict[str, Tensor]
 FIELDS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "as written": lambda config: None,
     "no rope_theta": lambda config: config.pop("rope_theta"),
-    "rope_parameters": lambda config: config.update(
-        rope_parameters={"rope_type": "default", "rope_theta": config.pop("rope_theta")}, dtype="float32"
-    ),
     "another rope_theta": lambda config: config.update(rope_theta=300.0),
     "another in rope_parameters": lambda config: config.update(
         rope_parameters={"rope_type": "default", "rope_theta": 300.0}, rope_theta=None
@@ -203,8 +199,6 @@ def test_a_whole_file_counts_before_older_ones(tmp_path: Path, old: str) -> None
 
 
 PREFIXES = {
-    "DDP": lambda name: f"module.{name}",
-    "compiled": lambda name: f"_orig_mod.{name}",
     "DDP compiled": lambda name: f"module._orig_mod.{name}",
     "FSDP": lambda name: name.replace("layers.0.", "layers.0._fsdp_wrapped_module."),
     "merged adapter": lambda name: f"base_model.model.{name}",

@@ -3,11 +3,9 @@ that every stored code belongs to its prompt and seed, nothing is there twice, a
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -15,34 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import main
 from models.model import Model
 from storage.prompts import image_seed
 from storage.run_folder import read_records
 from tests.conftest import Run
 from tests.support.checkpoints import Checkpoints
+from tests.support.processes import started
 from training.shards import read_index, read_shards
 
-SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload([__name__])
-ROUNDS, NAMES = 30, [str(row) for row in range(24)]
+ROUNDS, NAMES = 16, [str(row) for row in range(24)]
 Facts = dict[str, tuple[str, int | None, list[int]]]  # of each image: its text, seed and codes
-
-
-def perform(words: list[str]) -> None:
-    """Is a process that runs a command and prints nothing."""
-    quiet = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(quiet, stream)
-    os._exit(main.main(words))
-
-
-def started(words: list[str]) -> BaseProcess:
-    """Starts a command in a process of its own, and returns the process. It is forked from a server without
-    threads that has imported this file, so that the imports of a command take no time."""
-    process = SERVER.Process(target=perform, args=(words,))
-    process.start()
-    return process
 
 
 def status_of(process: BaseProcess, end_s: float | None = None) -> int | None:
@@ -109,7 +89,7 @@ def test_processes_that_are_killed_lose_and_mix_nothing(
     moments, out = random.Random(command), tmp_path / "out"
     for number in range(ROUNDS):
         both, now = [started([*words, str(out), *part]) for part in parts], time.perf_counter()
-        ends = sorted(now + moments.uniform(0, length / 2) for _ in both) if number % 10 else (None, None)
+        ends = sorted(now + moments.uniform(0, length / 2) for _ in both) if number % 8 else (None, None)
         for process, end in zip(moments.sample(both, 2), ends, strict=True):
             assert status_of(process, end) in (0, 2, -signal.SIGKILL)  # 2: the folder is in use
     assert [status_of(started([*words, str(out)]))] == [0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from models.decoder.cache import KVCache
 from models.target import ARTarget
 from storage.run_folder import RunFolder
 from tests.conftest import Command, Refused, Result, Run
-from tests.support.runs import contents, images, python, signalled, statistics
+from tests.support.processes import finished, signalled, started
+from tests.support.runs import contents, images, statistics
 
 OPTIONS = ("--method", "adt-tree", "--heatmaps", "1")
 
@@ -98,9 +98,11 @@ def test_a_killed_process_loses_nothing(
 
 def test_two_runs_in_one_folder(command: Command, whole: dict[str, Any], tmp_path: Path) -> None:
     """The second is refused in a line that names the first."""
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda words: python("main.py", *words), [command("two", *OPTIONS)] * 2))
-    first, second = sorted(both, key=lambda process: process.returncode)
+    outputs = [tmp_path / name for name in ("first", "second")]
+    for output in outputs:
+        output.mkdir()
+    both = [started(command("two", *OPTIONS), output) for output in outputs]
+    first, second = sorted(map(finished, both, outputs), key=lambda process: process.returncode)
     assert (first.returncode, second.returncode) == (0, 2)
     assert f"{tmp_path / 'two'} is in use by process " in second.stderr and second.stderr.count("\n") == 1
     assert json.loads(first.stdout.splitlines()[-1])["images"] == 5
@@ -210,10 +212,7 @@ def test_caches_and_noise_are_gone_before_the_last_pixels(
 
     gc.freeze()  # what lives already is not looked at
     monkeypatch.setattr(Pipeline, "image", counting)
-    try:
-        assert generate("o", "--method", "adt-tree")[0] == 0
-    finally:
-        gc.unfreeze()
+    assert generate("o", "--method", "adt-tree")[0] == 0
     assert min(counts[:4]) > 0 and counts[4:] == [0]
 
 

@@ -1,10 +1,9 @@
-"""Reads what a run of generate_images leaves behind, without its times, and stops runs midway."""
+"""Reads what a run of generate_images leaves behind, without its times, and runs Python in new processes."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +11,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLOCKS = ("time", "latency", "ms")  # keys of measured times
-SIGNALLED = """
-import os, runpy, signal, sys
-from storage.run_folder import RunFolder
-signal_number, step, number, calls = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), []
-original = getattr(RunFolder, step)
-def stopping(self, *arguments):
-    calls.append(step)
-    if len(calls) == number:
-        os.kill(os.getpid(), signal_number)
-    return original(self, *arguments)
-setattr(RunFolder, step, stopping)
-runpy.run_path("main.py", run_name="__main__")
-"""
 
 
 def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[str]:
@@ -32,13 +18,6 @@ def python(*words: object, timeout: float = 100) -> subprocess.CompletedProcess[
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": timeout}
     return subprocess.run([sys.executable, *map(str, words)], **options)
-
-
-def signalled(
-    signal_number: signal.Signals, words: list[str], before: str = "add", number: int = 2
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process that gets a signal before its `number`-th call of a method of RunFolder."""
-    return python("-c", SIGNALLED, int(signal_number), before, number, *words)
 
 
 def statistics(folder: Path) -> dict[str, dict[str, Any]]:

@@ -411,18 +411,24 @@ def test_the_split_does_not_depend_on_the_order_on_disk() -> None:
     assert {names[n] for n in drafter_data.split(names, 0.9, 4)[1]} != {names[n] for n in held_out}
 
 
-def test_a_kill_between_two_saves_keeps_a_state_to_resume_from(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kill_before_a_state_gets_its_name_leaves_the_older_one_to_resume_from(
+    run: Run, train: Train, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both states belong to the first epoch. Neither renames nor removes the other before it is whole."""
-    first = train(tmp_path, "--bs", 2, "--max_steps", 1)
+    """Both states belong to the first epoch. The rename that ends the second save fails, as if the process
+    were killed before it; the next run goes on behind the first state, and its weights are those of a whole
+    run."""
+    more, rename = ("--bs", 2, "--max_steps"), os.replace
+    first = train(tmp_path, *more, 1)
 
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt
+    def kill(source: Path, target: Path) -> None:
+        if Path(target).name.startswith("state_"):
+            raise KeyboardInterrupt
+        rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(drafter_states.os, "replace", kill)
-        with pytest.raises(KeyboardInterrupt):
-            drafter_states.save(tmp_path, 2, {}, lambda _: None)
-    assert drafter_states.states(tmp_path) == [first] and (first / "trainer.pt").is_file()
-    assert train(tmp_path, "--bs", 2, "--max_steps", 2).name == "state_2"
+        patch.setattr(os, "replace", kill)
+        assert run(*words(tmp_path), *more, 2)[0] == 130
+    assert drafter_states.states(tmp_path) == [first]
+    second = train(tmp_path, *more, 2)
+    assert [row["step"] for row in log(tmp_path)] == [1, 2]  # a run from the beginning would have no row 1
+    assert same(weights(second), weights(train(tmp_path / "whole", *more, 2)))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -367,18 +366,6 @@ def test_the_folder_form_elsewhere(
     tokens, file = json.loads(done.stdout.splitlines()[-1])
     assert tokens == model.generate(ids, prefix_allowed_tokens_fn=allowed, **settings).tolist()
     assert Path(file) == ROOT / "adt_tree" / "__init__.py"
-
-
-def test_the_installation_finds_every_package() -> None:
-    """setuptools finds the folders that are packages and have one of the listed names."""
-    import tomllib
-
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    listed = settings["packages"]["find"]["include"]
-    folders = {path.parent for path in (ROOT / "adt_tree").rglob("*.py")}
-    for folder in folders:
-        name = ".".join(folder.relative_to(ROOT).parts)
-        assert (folder / "__init__.py").exists() and any(fnmatch(name, pattern) for pattern in listed), name
 
 
 def test_without_an_installation_one_line_says_so(tmp_path: Path) -> None:
