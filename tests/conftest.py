@@ -140,7 +140,7 @@ def result(run: Run) -> Result:
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> None:
-    """Leaves what lives already, most of it libraries, out of the garbage collections that commands ask for."""
+    """Leaves what lives already, such as libraries, out of the garbage collections that commands ask for."""
     gc.collect()
     gc.freeze()
 
