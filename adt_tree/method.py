@@ -22,8 +22,8 @@ from adt_tree.static_trees import StaticTree
 VERIFY = ("coupled", "rejection")  # "coupled" gives the AR baseline's image; "rejection": the published rules
 RULES = ("fixed", "reference")  # arithmetic of "rejection": ours, or the released code's where it differs
 LANTERN_SUFFIX = "-lantern"
-SHAPE_OPTIONS = ("total_token", "depth", "draft_top_k")
-ADAPTIVE_OPTIONS = tuple(f"adt_{item.name}" for item in fields(AdaptiveTree) if item.name != "budget")
+# Start, greatest width and budget of the released code's tree; the rest as tuned on the embedded model.
+RELEASED_ADAPTIVE = AdaptiveTree(depth_start=5, width_start=10, width_max=10, budget=58)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class MethodSpec:
     about: str  # one line for --help
     module: str | None = None  # that drafts; None: the AR baseline
     network: bool = False  # true if it needs the drafter network
-    tree: TreeSettings | type | None = None  # default tree; its type alone if each family has its own
-    tree_options: tuple[str, ...] = ()  # options that change the tree
+    tree: TreeSettings | None = None  # default tree; with a drafter network a family may have another one
+    chain: bool = False  # its trees are chains, which the budget alone shapes
     resize: Callable[[int, int], TreeShape] | None = None  # (budget, width) -> the default tree of that size
     verify: tuple[str, ...] = ()  # rules that may verify its drafts; () if its proposer is the rule as well
     lantern: bool = False  # true if acceptance can be relaxed (LANTERN)
@@ -73,18 +73,13 @@ class MethodSpec:
     relaxed: Relaxed | None = None
 
     @property
-    def tree_type(self) -> type:
-        """AdaptiveTree, TreeShape, StaticTree, or NoneType for the AR baseline."""
-        return self.tree if isinstance(self.tree, type) else type(self.tree)
-
-    @property
     def usual_relaxed(self) -> Relaxed | None:
         """The settings of a relaxed rule where none are given; None: it keeps the distribution."""
         return None if self.exact else self.relaxed
 
     @property
-    def options(self) -> frozenset[str]:
-        """The command line's options that this method reads and some other method does not."""
+    def settings(self) -> frozenset[str]:
+        """The settings that this method reads and some other method does not, by the names of messages."""
         read = {
             "drafter_path": self.network,
             "lantern": self.lantern,
@@ -92,8 +87,10 @@ class MethodSpec:
             "rules": "rejection" in self.verify,
             "seed_cells": bool(self.seed_cells),
         }
+        names = ("budget",) if self.chain else getattr(self.tree, "__dataclass_fields__", ())
         relaxed = self.relaxed.options if self.relaxed else ()
-        return frozenset((*self.tree_options, *relaxed)) | {name for name, reads in read.items() if reads}
+        of_tree = (f"tree.{name}" for name in names)
+        return frozenset((*of_tree, *relaxed)) | {name for name, reads in read.items() if reads}
 
 
 EAGLE_2 = MethodSpec(
@@ -101,8 +98,7 @@ EAGLE_2 = MethodSpec(
     "the drafter network grows a tree of fixed depth and width (EAGLE-2)",
     module="adt_tree.proposers.eagle",
     network=True,
-    tree=TreeShape,
-    tree_options=SHAPE_OPTIONS,
+    tree=TreeShape(5, 10, 58),  # that of the released code
     verify=VERIFY,
     lantern=True,
 )
@@ -111,7 +107,6 @@ SELF_DRAFT = MethodSpec(
     "drafts come from the model's own earlier passes, without a drafter network",
     module="adt_tree.proposers.self_draft",
     tree=self_drafted(31),  # with the root 32 nodes, a number for which graphs are recorded (models.graphs)
-    tree_options=SHAPE_OPTIONS,
     resize=self_drafted,
     auto=True,
     verify=("coupled",),  # its drafts share the target's noise, which the published rules do not allow for
@@ -126,16 +121,14 @@ METHODS: dict[str, MethodSpec] = {
             EAGLE_2,
             name="eagle-1",
             about="the drafter network fills a static tree (EAGLE-1)",
-            tree=StaticTree,
-            tree_options=("tree_choices",),
+            tree=StaticTree("mc_sim_7b_63"),
         ),
         EAGLE_2,
         replace(
             EAGLE_2,
             name="adt-tree",
             about="eagle-2 whose depth and width follow the adjacent cell and the acceptance rate (ADT-Tree)",
-            tree=AdaptiveTree,
-            tree_options=("total_token", *ADAPTIVE_OPTIONS),
+            tree=RELEASED_ADAPTIVE,
         ),
         SELF_DRAFT,
         replace(
@@ -143,7 +136,6 @@ METHODS: dict[str, MethodSpec] = {
             name="adt-self-draft",
             about="self-draft with the adaptive trees of adt-tree",
             tree=SELF_DRAFTED,
-            tree_options=("total_token", *ADAPTIVE_OPTIONS),
             resize=None,
             auto=False,
         ),
@@ -180,7 +172,7 @@ class Method:
 
     name: str
     sampling: Sampling
-    tree: TreeSettings | None = None  # of the row's tree_type
+    tree: TreeSettings | None = None  # of the type of the row's tree
     lantern: Lantern | None = None
     verify: str = "coupled"  # one of VERIFY
     rules: str = "fixed"  # one of RULES
@@ -192,8 +184,8 @@ class Method:
         instance("sampling", self.sampling, Sampling)
         if self.lantern is not None:
             instance("lantern", self.lantern, Lantern)
-        if not isinstance(self.tree, spec.tree_type | AutoTree):
-            kinds = f"{spec.tree_type.__name__}, not {type(self.tree).__name__}"
+        if not isinstance(self.tree, (type(spec.tree), AutoTree)):
+            kinds = f"{type(spec.tree).__name__}, not {type(self.tree).__name__}"
             raise UserError(f"tree of method {self.name}: it must be of type {kinds}")
         settings = {
             "verify": (self.verify if self.verify != "coupled" else None, spec.verify),

@@ -5,15 +5,23 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from adt_tree.method import ADAPTIVE_OPTIONS
+from adt_tree.method import MethodSpec
+from adt_tree.policy import AdaptiveTree
 from storage.command_line import CommandOptions
 
+ADAPTIVE = tuple(item.name for item in fields(AdaptiveTree) if item.name != "budget")
 # Arguments of the library whose flag has another name; model_type is a key of config.json there.
 ARGUMENTS = {
     "guidance": "cfg", "seed": "random_seed", "budget": "total_token", "lantern.delta": "lantern_delta",
-    "lantern.k": "lantern_k", "tree": "total_token", "tree.depth": "depth", "tree.width": "draft_top_k",
-    **{f"tree.{name.removeprefix('adt_')}": name for name in ADAPTIVE_OPTIONS},
+    "lantern.k": "lantern_k", "tree": "total_token", "tree.budget": "total_token", "tree.depth": "depth",
+    "tree.width": "draft_top_k", "tree.name": "tree_choices",
+    **{f"tree.{name}": f"adt_{name}" for name in ADAPTIVE},
 }  # fmt: skip
+
+
+def read_by(spec: MethodSpec) -> tuple[str, ...]:
+    """Returns the options that a method reads and some other method does not."""
+    return tuple(sorted(ARGUMENTS.get(name, name) for name in spec.settings))
 
 
 def with_flags(line: str, cls: type[CommandOptions]) -> str:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from adt_tree.fastest_size import AutoTree
-from adt_tree.method import ADAPTIVE_OPTIONS, METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
+from adt_tree.method import METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
 from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
+from cli.flags import ADAPTIVE, read_by
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, by_model, sampling_of
 from models.family import PUBLISHED_LANTERN as USUAL
 from models.registry import SPECS
@@ -22,7 +23,7 @@ from storage.command_line import as_written, declare, option, refuse, unread
 
 LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 # Options that some method does not read.
-METHOD_OPTIONS = tuple(dict.fromkeys(name for spec in METHODS.values() for name in sorted(spec.options)))
+METHOD_OPTIONS = tuple(dict.fromkeys(name for spec in METHODS.values() for name in read_by(spec)))
 FLAGS = ("model_type", "peanut", "static_tree", "eagle_version")  # the released code has no --method
 BY_TREES = {  # kind of trees -> the method that drafts by the drafter network, and the one that does without
     TreeShape: ("eagle-2", "self-draft"),
@@ -34,7 +35,7 @@ AUTO = "auto"  # value of --total_token: the size of trees is chosen while decod
 
 def readers(name: str) -> str:
     """Returns the names of the methods that read an option."""
-    return ", ".join(spec.name for spec in METHODS.values() if name in spec.options)
+    return ", ".join(spec.name for spec in METHODS.values() if name in read_by(spec))
 
 
 def total_token(tree: TreeSettings | None) -> int | str | None:
@@ -51,7 +52,7 @@ def _by_method(name: str, value: Callable[[Any], object]) -> str:
     The defaults of the first model come first, then those of other models that differ from them. An example
     is "4 in eagle-2; 8 in sjd-pac; with anole: 6 in eagle-2".
     """
-    readers = [spec.name for spec in METHODS.values() if name in spec.tree_options]
+    readers = [spec.name for spec in METHODS.values() if name in read_by(spec)]
     defaults = {model: {m: value(spec.default_tree(m)) for m in readers} for model, spec in SPECS.items()}
     usual = next(iter(defaults.values()))
     others: dict[str, list[str]] = {}
@@ -71,7 +72,7 @@ def _grouped(values: Mapping[str, object], word: str = "in") -> str:
 
 
 def _with_trees(kind: type) -> str:
-    return ", ".join(spec.name for spec in METHODS.values() if spec.tree_type is kind)
+    return ", ".join(spec.name for spec in METHODS.values() if type(spec.tree) is kind)
 
 
 def _nodes(text: str) -> int | str:
@@ -96,7 +97,7 @@ class MethodOptions:
         + ")",
         choices=tuple(METHODS),
         unit="NAME",
-        reads={False: FLAGS + METHOD_OPTIONS, **{name: spec.options for name, spec in METHODS.items()}},
+        reads={False: FLAGS + METHOD_OPTIONS, **{name: read_by(spec) for name, spec in METHODS.items()}},
     )
 
     model_type: str | None = option(
@@ -352,7 +353,7 @@ def adaptive_tree(options: DecodingOptions, base: AdaptiveTree, budget: int | No
     A maximum lowers a default minimum above it, and a default start moves into the bounds: --adt_depth_max 3
     lowers a minimum of 4 and a start of 5 to 3.
     """
-    changes = {name.removeprefix("adt_"): getattr(options, name) for name in ADAPTIVE_OPTIONS}
+    changes = {name: getattr(options, f"adt_{name}") for name in ADAPTIVE}
     values = {name: value for name, value in {**changes, "budget": budget}.items() if value is not None}
     for side in ("depth", "width"):
         if f"{side}_max" in values and f"{side}_min" not in values:

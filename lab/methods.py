@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adt_tree.method import METHODS, SHAPE_OPTIONS, MethodSpec
-from adt_tree.static_trees import StaticTree
+from adt_tree.method import METHODS, MethodSpec
 from lab.settings import Annealing, Groups, Rows, Runs
 from lab.shapes import windowed
 
@@ -14,7 +13,7 @@ SJD = MethodSpec(
     "speculative Jacobi decoding (2410.01699), exact in distribution but with other images",
     module="lab.rivals.windows",
     tree=windowed(15, 1),  # the sizes of the rivals are the published ones
-    tree_options=("total_token",),  # its drafts are one chain, as long as total_token allows
+    chain=True,
     resize=windowed,
     seed_cells=("random", "left", "above"),
     exact=False,
@@ -41,7 +40,7 @@ RIVALS = (
         name="sjd-pac",
         about="sjd with several candidates for the first two positions (SJD-PAC, 2603.18599)",
         tree=windowed(63, 4),
-        tree_options=SHAPE_OPTIONS,
+        chain=False,
     ),
     replace(
         SJD,
@@ -68,8 +67,7 @@ RIVALS = (
         "eagle-1 that relaxes the first levels of its trees most (Cool-SD, 2601.09212); relaxed",
         module="lab.rivals.cool_sd",
         network=True,
-        tree=StaticTree,
-        tree_options=("tree_choices",),
+        tree=METHODS["eagle-1"].tree,
         exact=False,
         relaxed=Annealing(),
     ),

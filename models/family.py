@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from adt_tree.errors import CheckpointError, UserError, store
 from adt_tree.fastest_size import AutoTree
 from adt_tree.method import method_spec
-from adt_tree.policy import AdaptiveTree, TreeSettings, TreeShape
+from adt_tree.policy import TreeSettings
 from adt_tree.settings import Lantern, Sampling
-from adt_tree.static_trees import StaticTree
 from models.checkpoint.files import expanded
 from models.checkpoint.hub import locate
 from models.published import Networks, Source
@@ -26,12 +25,7 @@ from models.published import Networks, Source
 if TYPE_CHECKING:
     import torch
 
-# Default draft trees of EAGLE-2: depth, width, number of drafted nodes.
-RELEASED_TREE = TreeShape(5, 10, 58)  # that of the released code
-# Default of ADT-Tree: start, greatest width and budget of that tree; the rest as tuned on the embedded model.
 PUBLISHED_LANTERN = Lantern()
-RELEASED_ADAPTIVE = AdaptiveTree(depth_start=5, width_start=10, width_max=10, budget=58)
-EMBEDDED_TREE = TreeShape(5, 4, 10)  # smaller: in a small model each node adds more to the time of a pass
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # precision -> name in torch
 PRECISIONS = ("auto", *DTYPE_NAMES)  # values of LoadOptions.precision
 DEVICES = ("auto", "cpu", "cuda")  # values of commands; LoadOptions.device takes cuda:N as well
@@ -164,9 +158,7 @@ class ModelFamily:
     networks: Networks | None = None  # None: it is too small to measure memory and speed by dimensions
     options: tuple[str, ...] = ()  # options that this family reads and some others do not
     default_size: int | None = None  # pixels along the side; None: a checkpoint has one size only
-    tree: TreeShape = RELEASED_TREE  # default tree of EAGLE-2
-    adaptive: AdaptiveTree = RELEASED_ADAPTIVE  # default tree of ADT-Tree
-    static_tree: str = "mc_sim_7b_63"  # default tree of EAGLE-1
+    trees: tuple[TreeSettings, ...] = ()  # default trees for its drafter, in place of the methods' own
     lantern: Lantern = PUBLISHED_LANTERN  # what LANTERN means without further settings
     guidance: float = 3.0  # published default
     temperature: float = 1.0  # published default
@@ -224,19 +216,16 @@ class ModelFamily:
         return self.drafter.folder if self.drafter else self.home / "trained_drafters"
 
     def default_tree(self, method: str, auto: bool = False) -> TreeSettings | None:
-        """Returns the default tree of a method, or this family's tree if the method names a type alone.
+        """Returns the default tree of a method, which with a drafter network may be the family's own.
 
         auto: return AutoTree for a method that sizes its trees while it decodes, unless told otherwise.
         Raises UserError for an unknown method.
         """
         row = method_spec(method)
-        tree = AutoTree() if auto and row.auto else row.tree
-        by_type: dict[type, TreeSettings] = {
-            StaticTree: StaticTree(self.static_tree),
-            TreeShape: self.tree,
-            AdaptiveTree: self.adaptive,
-        }
-        return by_type[tree] if isinstance(tree, type) else tree
+        if auto and row.auto:
+            return AutoTree()
+        own = (tree for tree in self.trees if row.network and type(tree) is type(row.tree))
+        return next(own, row.tree)
 
 
 def home_of(target: Path) -> Path:

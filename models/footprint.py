@@ -97,7 +97,7 @@ def published_dimensions(
         side=round(published.side * (tokens / published.image_tokens) ** 0.5) if tokens else published.side,
         tokens=tokens or published.image_tokens,
         prompt=published.prompt,
-        nodes=nodes or spec.tree.num_nodes,
+        nodes=nodes or spec.default_tree("eagle-2").largest.num_nodes,
         images=images,
         branches=1 if spec.guidance == 1 else 2,
         element=getattr(torch, DTYPE_NAMES[precision]).itemsize,

@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from adt_tree.errors import CheckpointError
+from adt_tree.method import RELEASED_ADAPTIVE
 from adt_tree.policy import AdaptiveTree, TreeShape
 from adt_tree.settings import Lantern
-from models.family import EMBEDDED_TREE, RELEASED_ADAPTIVE, Fields, ModelFamily, Shapes
+from adt_tree.static_trees import StaticTree
+from models.family import Fields, ModelFamily, Shapes
 from models.published import CKPTS, Networks, Source
 
 VQ_DECODER = "model.vqmodel.decoder."  # prefix of the tensors of a VQ decoder inside a Chameleon checkpoint
@@ -98,8 +100,8 @@ EMOJI = ModelFamily(
     layout="chameleon",
     recognises=is_embedded,
     home=CKPTS / "emoji",
-    tree=EMBEDDED_TREE,
-    adaptive=AdaptiveTree(),
+    # Smaller ones: in a small model each node adds more to the time of a pass.
+    trees=(TreeShape(5, 4, 10), AdaptiveTree()),
     lantern=Lantern(delta=0.5, max_k=100),  # under the published settings images often stay the same
     fp32_on_cpu=True,
     reference=True,
@@ -121,7 +123,7 @@ ANOLE = ModelFamily(
     networks=Networks(LLAMA_7B, META_VQ, image_tokens=1024, prompt=64, side=512),
     method="eagle-2",
     options=("tokenizer_base_path",),
-    static_tree="naive_extend_57",
+    trees=(StaticTree("naive_extend_57"),),
     reference=True,
 )  # fmt: skip
 LUMINA_MGPT = ModelFamily(
@@ -147,8 +149,7 @@ LUMINA_MGPT = ModelFamily(
     networks=Networks(LLAMA_7B, META_VQ, image_tokens=2352, prompt=96, side=768),
     options=("tokenizer_base_path", "eagle_version", "cfg_mode"),
     default_size=768,
-    tree=TreeShape(6, 10, 58),
-    adaptive=replace(RELEASED_ADAPTIVE, depth_start=6),
+    trees=(TreeShape(6, 10, 58), replace(RELEASED_ADAPTIVE, depth_start=6)),
 )  # fmt: skip
 LLAMAGEN = ModelFamily(
     name="llamagen",
@@ -165,7 +166,7 @@ LLAMAGEN = ModelFamily(
     networks=Networks(LLAMAGEN_XL, LLAMAGEN_VQ_16, image_tokens=256, prompt=120, side=256),
     method="eagle-2",
     options=("vq_path", "text_encoder", "class_labels"),
-    static_tree="naive_extend_57",
+    trees=(StaticTree("naive_extend_57"),),
     embedded_prompts=True,
 )  # fmt: skip
 LLAMAGEN2 = replace(

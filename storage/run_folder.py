@@ -222,7 +222,7 @@ class RunFolder:
         record = ImageRecord.of(path, self.store.read(path.stem))
         stored = record.statistics["prompt"]
         if stored != text:
-            raise UserError(f"{path}: made from another prompt, {stored[:80]!r}; give another --output_dir")
+            raise UserError(f"{path}: made from another prompt, {stored[:80]!r}; give another output_dir")
         with reading(path, REMEDY):
             if record.statistics["seed"] != image_seed(self.store.fingerprint["random_seed"], name):
                 raise ValueError(f"seed {record.statistics['seed']} is not that of this prompt and run")

@@ -38,15 +38,15 @@ class Store:
         root = self._settings.parent
         if not self._settings.exists():
             return
-        settings = read_json(self._settings, "delete it, or choose another --output_dir")
+        settings = read_json(self._settings, "delete it, or choose another output_dir")
         stored = settings.get(FINGERPRINT) if isinstance(settings, dict) else None
         if not isinstance(stored, dict):
             raise UserError(
-                f"--output_dir {root}: another program wrote {self._settings.name}; choose another folder"
+                f"output_dir {root}: another program wrote {self._settings.name}; choose another folder"
             )
         now = {name: self.fingerprint.get(name) for name in sorted({*stored, *self.fingerprint})}
         remedy = "choose another folder or give the same options"
-        refuse_other(stored, now, f"--output_dir {root} holds a run with", remedy)
+        refuse_other(stored, now, f"output_dir {root} holds a run with", remedy)
 
     def start(self, options: Mapping[str, Any]) -> None:
         """Makes the folder and stores the options beside the fingerprint. Raises UserError as __init__.
@@ -68,7 +68,7 @@ class Store:
         content = read_json(path, REMEDY)
         with reading(path, REMEDY):
             if content["run"] != self._run:
-                raise UserError(f"{path}: made with other options; give another --output_dir")
+                raise UserError(f"{path}: made with other options; give another output_dir")
         return content
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:

@@ -57,7 +57,6 @@ MethodSpec(
     "drafts copy the row above",
     module="adt_tree.proposers.copy_above",
     tree=TreeShape(3, 1, 3),
-    tree_options=("depth",),
     verify=("coupled",),
 )
 """

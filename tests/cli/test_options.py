@@ -16,7 +16,7 @@ from adt_tree.settings import Lantern, Sampling
 from adt_tree.static_trees import StaticTree
 from cli.bench import Options as Bench
 from cli.bench import configurations
-from cli.flags import with_flags
+from cli.flags import read_by, with_flags
 from cli.generate_images import Options
 from cli.method_options import METHOD_OPTIONS, method_from
 from main import COMMANDS, module_of
@@ -158,7 +158,7 @@ def test_the_options_of_a_methods_row_change_it_and_others_are_refused(name: str
     for option in METHOD_OPTIONS:
         others = "".join(words for start, words in NEEDED.items() if option.startswith(start))
         words, value = f"--method {name} {others}", VALUES.get(option, "6")
-        read = spec.lantern if option.startswith("lantern_") else option in spec.options
+        read = spec.lantern if option.startswith("lantern_") else option in read_by(spec)
         if read and value in (spec.verify if option == "verify" else (value,)):
             changed = parse(f"{words} --{option} {value}") != parse(words)
             assert changed is (option != "drafter_path"), option

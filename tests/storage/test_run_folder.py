@@ -240,7 +240,7 @@ def test_a_folder_of_the_released_code_is_read_and_left_alone(tmp_path: Path) ->
               "global_statistics_0_10.json": '{"0": {"prompt": "a", "step_compression": 3}}'}  # fmt: skip
     for name, content in stored.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=f"--output_dir {tmp_path}: "):
+    with pytest.raises(UserError, match=f"output_dir {tmp_path}: "):
         opened(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*stored, "img"}
     assert read_statistics(tmp_path)["0"]["step_compression"] == 3
