@@ -30,9 +30,10 @@ from cli.method_options import (
     method_from,
     takes,
     total_token,
-    unread_by,
 )
 from cli.options import (
+    DrafterOptions,
+    FileOptions,
     FilterOptions,
     ModelOptions,
     PromptOptions,
@@ -76,10 +77,9 @@ def _varied(text: str) -> tuple[str, tuple[Any, ...]]:
 
 
 # Options that random weights do not read.
-OF_CHECKPOINTS = {item.name for group in (ModelOptions, PromptOptions) for item in fields(group)} - {
-    "model", "precision", "device", "batch_size", "num_images", "images_per_prompt", "random_seed", "config",
-    "debug",
-}  # fmt: skip
+OF_CHECKPOINTS = {
+    item.name for group in (FileOptions, DrafterOptions, PromptOptions) for item in fields(group)
+} - {"num_images", "images_per_prompt", "random_seed"}
 
 
 @declare("what is measured")
@@ -230,30 +230,25 @@ def configurations(options: Options) -> dict[Configuration, Method]:
     """Returns the configurations to measure and their methods, the AR baseline of every temperature first.
 
     A value of --vary that a method cannot take is left out for that method. Raises UserError for options that
-    a method refuses, for a method that takes none of the values, and for an option that no method reads.
+    a method refuses, and for an option that no method reads.
     """
     from eval.harness import Configuration
 
-    names = tuple(dict.fromkeys(("ar", *options.methods)))
-    varied: dict[str, list[tuple[str, Any]]] = {}
-    for name, values in options.vary:
-        varied.setdefault(name, []).extend((name, value) for value in values)
     distinct: dict[tuple[Method, int], Configuration] = {}
-    options_read: set[str] = set()
-    names_measured: set[str] = set()
+    read: set[str] = set()  # options that some method reads
+    varied = values_of(options)
     baseline = ("ar", {"row_start": None})  # in raster order; ar among --methods reads --row_start
     entries: list[tuple[str, dict[str, Any]]] = [baseline, *((name, {}) for name in options.methods)]
     every = product(options.temperatures, entries, options.total_token or (None,), product(*varied.values()))
     for temperature, (name, fixed_values), nodes, pairs in every:
-        values = {"temperature": temperature, "total_token": nodes, **dict(pairs), **fixed_values}
-        method_options = options_of(options, name, values)
         if not all(takes(METHODS[split_name(name)[0]], *pair) for pair in pairs):
             continue
-        names_measured.add(name)
-        method = method_from(method_options)
-        options_read |= {option for option in (*VARIABLE, *OTHERS) if as_written(method_options, option)}
+        values = {"temperature": temperature, "total_token": nodes, **dict(pairs), **fixed_values}
+        chosen = options_of(options, name, values)
+        read |= {key for key in (*VARIABLE, *OTHERS) if as_written(chosen, key)}
+        method = method_from(chosen)
         # The varied options that this method reads; tables show them.
-        shown = tuple((key, value) for key, value in pairs if getattr(method_options, key) is not None)
+        shown = tuple(pair for pair in pairs if getattr(chosen, pair[0]) is not None)
         bounds = options.controls if method.exact and method.drafting and method.spec.verify else ()
         for control, batch_size in product((None, *bounds), options.batch_size):
             # A control accepts wrong drafts, so an AutoTree could learn nothing from its steps.
@@ -265,32 +260,41 @@ def configurations(options: Options) -> dict[Configuration, Method]:
                 final.label, temperature, batch_size, size, shown, final.exact, final.shares_noise
             )
             distinct.setdefault((final, batch_size), configuration)
-    for name in names:
-        if name not in names_measured:
-            words = " ".join(f"--vary {key}" for key in varied)
-            raise UserError(f"{words}: method {name} takes none of these values; leave the method out")
     if options.controls and not any(isinstance(method.relaxed, Control) for method, _ in distinct):
         controls = as_written(options, "controls")
         raise UserError(f"{controls}: none of --methods is exact and drafts; leave it out")
-    written = {name: as_written(options, name) for name in (*VARIABLE, *OTHERS)}
-    for name, words in (written | {name: f"--vary {name}" for name in varied}).items():
-        if words and name not in options_read:
-            raise UserError(f"{words}: none of --methods {' '.join(names)} reads it; leave it out")
+    given = {name: as_written(options, name) for name in (*VARIABLE, *OTHERS)}
+    for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
+        if words and name not in read:
+            names = " ".join(dict.fromkeys(("ar", *options.methods)))
+            raise UserError(f"{words}: none of --methods {names} reads it; leave it out")
     return {configuration: method for (method, _), configuration in distinct.items()}
 
 
-def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
-    """Returns the options for one method, as generate_images has them. Those that the method does not read
-    are left out.
+def values_of(options: Options) -> dict[str, list[tuple[str, Any]]]:
+    """Returns the options of --vary, each with its pairs of name and value. Raises UserError for a method
+    that takes none of an option's values."""
+    varied: dict[str, list[tuple[str, Any]]] = {}
+    for name, values in options.vary:
+        varied.setdefault(name, []).extend((name, value) for value in values)
+    for name, pairs in varied.items():
+        for method in options.methods:
+            if not any(takes(METHODS[split_name(method)[0]], *pair) for pair in pairs):
+                raise UserError(f"--vary {name}: method {method} takes none of these values; leave it out")
+    return varied
 
-    name: of a method, with LANTERN's suffix or without. values: the options that bench changes in turn.
+
+def options_of(options: Options, name: str, values: dict[str, Any]) -> DecodingOptions:
+    """Returns the options for one method, as generate_images has them, without those that the method does
+    not read.
+
+    name: one of --methods. values: the options that bench changes in turn.
     """
+    shared = {item.name: getattr(options, item.name, item.default) for item in fields(DecodingOptions)}
     plain, lantern = split_name(name)
-    names = [item.name for item in fields(DecodingOptions) if hasattr(options, item.name)]
-    shared = {key: getattr(options, key) for key in names} | {"batch_size": 1}
-    chosen = {"method": plain, "lantern": lantern}
+    chosen = {"method": plain, "lantern": lantern, "batch_size": 1}
     method_options = DecodingOptions(**{**shared, **values, **chosen})
-    ignored: dict[str, Any] = dict.fromkeys(unread_by(METHODS[plain], method_options))
+    ignored: dict[str, Any] = dict.fromkeys(method_options.unread())
     return replace(method_options, **ignored)
 
 
@@ -330,7 +334,7 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
 
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, SPECS[options.model])
-    graphs = model_from_options.check_graphs(options, device)
+    graphs = model_from_options.graphs_of(options, device)
     codes = options.codes or RANDOM_CODES
     model, before = middle_of_image(options.model, precision, device, options.layers, codes)
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]

@@ -19,7 +19,7 @@ from cli.flags import ADAPTIVE, read_by
 from cli.options import ModelOptions, RivalOptions, SamplingOptions, by_model, sampling_of
 from models.family import PUBLISHED_LANTERN as USUAL
 from models.registry import SPECS
-from storage.command_line import as_written, declare, option, refuse, unread
+from storage.command_line import CommandOptions, as_written, declare, option
 
 LANTERN_VALUES = ("lantern_k", "lantern_delta", "lantern_table")
 # Options that some method does not read.
@@ -97,7 +97,7 @@ class MethodOptions:
         + ")",
         choices=tuple(METHODS),
         unit="NAME",
-        reads={False: FLAGS + METHOD_OPTIONS, **{name: read_by(spec) for name, spec in METHODS.items()}},
+        reads={False: FLAGS},
     )
 
     model_type: str | None = option(
@@ -249,18 +249,35 @@ class DecodingOptions(
     AdaptOptions,
     RivalOptions,
     RowOptions,
+    CommandOptions,
 ):
     """Everything that decides an image, except for its prompt and seed."""
+
+    def unread(self) -> dict[str, str]:
+        """Returns the given options that would change nothing under the method, each with the reason."""
+        spec, reasons = METHODS[selected(self)], super().unread()
+        for name in METHOD_OPTIONS:
+            if name not in read_by(spec):
+                reasons[name] = f"it belongs to --method {readers(name)}"
+            elif not takes(spec, name, getattr(self, name)):
+                reasons[name] = f"method {spec.name} takes {' or '.join(getattr(spec, name))}"
+        if self.total_token in (AUTO, 1):
+            shape = f"--total_token {self.total_token} sets the whole shape"
+            reasons |= dict.fromkeys(("depth", "draft_top_k"), shape)
+        if sampling_of(self, SPECS[self.model]).greedy:
+            reasons["rules"] = "it belongs to temperatures above 0"
+        if self.eagle_version is not None:
+            other, trees = ("peanut", "static") if self.eagle_version == 1 else ("static_tree", "dynamic")
+            reasons[other] = f"--eagle_version {self.eagle_version} means {trees} trees"
+        return {name: reason for name, reason in reasons.items() if as_written(self, name)}
 
 
 def method_from(options: DecodingOptions) -> Method:
     """Returns the method that the options ask for.
 
-    Raises UserError for options that contradict one another, and for an option that the method does not read.
+    Raises UserError for options that contradict one another.
     """
     spec = METHODS[selected(options)]
-    for name, reason in unread_by(spec, options).items():
-        refuse(options, name, reason)
     values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     return Method(
@@ -291,30 +308,10 @@ def selected(options: DecodingOptions) -> str:
         return options.method
     if options.model_type == "base":
         return "ar"
-    version = options.eagle_version
-    if version == 1:
-        refuse(options, "peanut", "--eagle_version 1 means static trees")
-    elif version is not None:
-        refuse(options, "static_tree", f"--eagle_version {version} means dynamic trees")
-    static = options.static_tree or version == 1
+    static = options.static_tree or options.eagle_version == 1
     kind = AdaptiveTree if options.peanut else StaticTree if static else TreeShape
-    network = options.drafter_path or options.verify == "rejection" or version is not None
+    network = options.drafter_path or options.verify == "rejection" or options.eagle_version is not None
     return BY_TREES[kind][0 if network or METHODS[SPECS[options.model].method].network else 1]
-
-
-def unread_by(spec: MethodSpec, options: DecodingOptions) -> dict[str, str]:
-    """Returns the given options that would change nothing under a method, each with the reason."""
-    flags: dict[str, Any] = {name: DecodingOptions.__dataclass_fields__[name].default for name in FLAGS}
-    reasons = unread(replace(options, **flags, method=spec.name))
-    if options.total_token in (AUTO, 1):
-        shape = f"--total_token {options.total_token} sets the whole shape"
-        reasons = dict.fromkeys(("depth", "draft_top_k"), shape) | reasons
-    if sampling_of(options, SPECS[options.model]).greedy:
-        reasons["rules"] = "it belongs to temperatures above 0"
-    for name in ("verify", "seed_cells"):
-        if not takes(spec, name, getattr(options, name)):
-            reasons[name] = f"method {spec.name} takes {' or '.join(getattr(spec, name))}"
-    return {name: reason for name, reason in reasons.items() if as_written(options, name)}
 
 
 def takes(spec: MethodSpec, name: str, value: Any) -> bool:

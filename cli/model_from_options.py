@@ -54,15 +54,14 @@ def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipel
     return replace(method, sampling=sampling)
 
 
-def check_graphs(options: TargetOptions, device: str) -> dict[str, Any]:
+def graphs_of(options: TargetOptions, device: str) -> dict[str, bool]:
     """Returns the fields of Model for CUDA graphs and compiled functions, which not every command offers.
     Raises UserError for graphs on a CPU, or compiled functions without graphs."""
-    if not isinstance(options, GraphOptions):
-        return {"graphs": pick_graphs(None, device)}
-    graphs = pick_graphs(options.cuda_graphs, device)
-    if options.compile and not graphs:
+    asked = options if isinstance(options, GraphOptions) else GraphOptions()
+    graphs = pick_graphs(asked.cuda_graphs, device)
+    if asked.compile and not graphs:
         raise UserError("--compile: it needs CUDA graphs, which are off or missing here; leave it out")
-    return {"graphs": graphs, "compiled": options.compile}
+    return {"graphs": graphs, "compiled": asked.compile}
 
 
 def load_options(options: FileOptions, need_drafter: bool | None = False) -> LoadOptions:
@@ -81,7 +80,7 @@ def load(options: TargetOptions, need_drafter: bool | None, more_prompts: bool =
     if prompts and prompts.set_seed:
         torch.manual_seed(as_seed(prompts.random_seed))
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    graphs = check_graphs(options, pick_device(options.device))
+    graphs = graphs_of(options, pick_device(options.device))
     loading = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
     model = load_model(options.model, loading)
     if prompts and prompts.class_labels and not model.prompts.num_classes:

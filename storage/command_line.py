@@ -103,9 +103,27 @@ class CommandOptions:
         """Returns a command line's options. Raises a UserError of one line for bad words, and for an option
         that would change nothing; --help exits."""
         options = cls(**Parser(cls, prog, description).parse(argv))
-        for name, reason in unread(options).items():
+        for name, reason in options.unread().items():
             refuse(options, name, reason)
         return options
+
+    def unread(self) -> dict[str, str]:
+        """Returns the given options that would change nothing, each with the reason, by what options declare
+        with `reads`. A command that knows more of them adds it here."""
+        reasons: dict[str, str] = {}
+        for item in fields(self):
+            value, reads = getattr(self, item.name), item.metadata["reads"]
+            for name in dict.fromkeys(name for names in reads.values() for name in names):
+                keys = [key for key, names in reads.items() if name in names]
+                if as_written(self, name) is None or any(_is(value, key) for key in keys):
+                    continue
+                flag = item.metadata["unit"] if item.metadata.get("positional") else f"--{item.name}"
+                named = ", ".join(str(key) for key in keys if not isinstance(key, bool))
+                if named or True in keys:
+                    reasons[name] = f"it belongs to {flag} {named}".rstrip()
+                else:
+                    reasons[name] = f"it does not go with {as_written(self, item.name)}"
+        return reasons
 
 
 def as_written(options: object, name: str) -> str | None:
@@ -119,25 +137,6 @@ def as_written(options: object, name: str) -> str | None:
         return f"--{name}" if value else f"--no-{name}"
     words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return words if item.metadata.get("positional") else f"--{name} {words}"
-
-
-def unread(options: Any) -> dict[str, str]:
-    """Returns the given options that would change nothing, each with the reason, by what options declare
-    with `reads`."""
-    reasons: dict[str, str] = {}
-    for item in fields(options):
-        value, reads = getattr(options, item.name), item.metadata["reads"]
-        for name in dict.fromkeys(name for names in reads.values() for name in names):
-            keys = [key for key, names in reads.items() if name in names]
-            if as_written(options, name) is None or any(_is(value, key) for key in keys):
-                continue
-            flag = item.metadata["unit"] if item.metadata.get("positional") else f"--{item.name}"
-            named = ", ".join(str(key) for key in keys if not isinstance(key, bool))
-            if named or True in keys:
-                reasons[name] = f"it belongs to {flag} {named}".rstrip()
-            else:
-                reasons[name] = f"it does not go with {as_written(options, item.name)}"
-    return reasons
 
 
 def _is(value: Any, key: Any) -> bool:
