@@ -22,24 +22,13 @@ from adt_tree.method import LANTERN_SUFFIX, METHODS, Method, all_names, split_na
 from cli.method_options import (
     LANTERN_VALUES,
     METHOD_OPTIONS,
-    AdaptOptions,
     DecodingOptions,
-    LanternOptions,
-    RowOptions,
-    TreeOptions,
+    MethodSettings,
     method_from,
     takes,
     total_token,
 )
-from cli.options import (
-    DrafterOptions,
-    FileOptions,
-    FilterOptions,
-    ModelOptions,
-    PromptOptions,
-    RivalOptions,
-    RunOptions,
-)
+from cli.options import DrafterOptions, FileOptions, PromptOptions, RunOptions
 from lab.settings import CONTROLS, Control
 from models.registry import PUBLISHED, SPECS
 from storage.command_line import CommandOptions, Parser, as_written, declare, option
@@ -83,10 +72,14 @@ OF_CHECKPOINTS = {
 
 
 @declare("what is measured")
-class BenchOptions(ModelOptions):
+class Options(MethodSettings, PromptOptions, RunOptions, CommandOptions):
     """The AR baseline and every combination of --methods, --temperatures, --total_token, --batch_size and
     --vary that differs from the others."""
 
+    batch_size: tuple[int, ...] = (1,)
+    total_token: tuple[int | str, ...] = ()
+    num_images: int = 16
+    output_dir: str = "runs/bench"
     methods: tuple[str, ...] = option(
         "; ".join(f"{spec.name}: {spec.about}" for spec in METHODS.values())
         + f"; NAME{LANTERN_SUFFIX}: the method with relaxed acceptance",
@@ -146,27 +139,6 @@ class BenchOptions(ModelOptions):
         "commit, pixels and host",
         False,
     )
-
-
-@declare("run")
-class Options(
-    BenchOptions,
-    PromptOptions,
-    FilterOptions,
-    LanternOptions,
-    TreeOptions,
-    AdaptOptions,
-    RivalOptions,
-    RowOptions,
-    RunOptions,
-    CommandOptions,
-):
-    """What is measured, on which prompts, and the options of the methods."""
-
-    batch_size: tuple[int, ...] = (1,)
-    total_token: tuple[int | str, ...] = ()
-    num_images: int = 16
-    output_dir: str = "runs/bench"
 
 
 def run(options: Options) -> None:

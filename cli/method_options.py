@@ -16,7 +16,8 @@ from adt_tree.method import METHODS, RULES, VERIFY, Method, MethodSpec, Relaxed
 from adt_tree.policy import INITS, AdaptiveTree, TreeSettings, TreeShape
 from adt_tree.static_trees import STATIC_TREES, StaticTree
 from cli.flags import ADAPTIVE, read_by
-from cli.options import ModelOptions, RivalOptions, SamplingOptions, by_model, sampling_of
+from cli.options import FilterOptions, ModelOptions, SamplingOptions, by_model, sampling_of
+from lab.settings import Annealing, Groups, Runs
 from models.family import PUBLISHED_LANTERN as USUAL
 from models.registry import SPECS
 from storage.command_line import CommandOptions, as_written, declare, option
@@ -226,10 +227,42 @@ class LanternSwitch:
     )
 
 
-@declare("several rows at once")
-class RowOptions:
-    """The settings of methods that decode several rows at once."""
+@declare("rivals, and several rows at once")
+class LabOptions:
+    """The settings of what is measured beside the library."""
 
+    gsd_group: int | None = option(
+        "G: codes of neighbouring rank whose probability a draft of gsd counts; 1: sjd (default: "
+        f"{Groups().gsd_group})",
+        unit="CODES",
+    )
+    gsd_gap: float | None = option(
+        f"largest difference of their probabilities from the draft's (default: {Groups().gsd_gap:g})",
+        unit="P",
+    )
+    gsd_distance: float | None = option(
+        "largest squared distance of their input embeddings from the draft's; released for Lumina-mGPT: 0.5 "
+        "(default: the median of the model's codes)",
+        unit="D",
+    )
+    sv_mass: float | None = option(
+        "alpha: share of a run's summed probability that the judged tail of a run of sjd-sv has (default: "
+        f"{Runs().sv_mass:g})",
+        unit="SHARE",
+    )
+    sv_run: int | None = option(
+        "most drafts that sjd-sv judges by one ratio; 1: sjd (default: no bound)", unit="DRAFTS"
+    )
+    cool_delta: float | None = option(
+        "mean over the levels of the weights with which cool-sd and cool-sjd multiply the probability of a "
+        f"draft (default: {Annealing().cool_delta:g})",
+        unit="D",
+    )
+    cool_nu: float | None = option(
+        "those weights fall by the factor exp(-nu) from level to level; 0 with --cool_delta 1: the exact "
+        f"method (default: {Annealing().cool_nu:g})",
+        unit="NU",
+    )
     row_start: int | None = option(
         f"{readers('row_start')}: begin a row when the row above it has this many cells, its row end "
         "included; fewer give fewer passes and another distribution, a whole row gives raster order "
@@ -239,18 +272,12 @@ class RowOptions:
 
 
 @declare("decoding")
-class DecodingOptions(
-    ModelOptions,
-    SamplingOptions,
-    MethodOptions,
-    LanternOptions,
-    LanternSwitch,
-    TreeOptions,
-    AdaptOptions,
-    RivalOptions,
-    RowOptions,
-    CommandOptions,
-):
+class MethodSettings(ModelOptions, FilterOptions, LanternOptions, TreeOptions, AdaptOptions, LabOptions):
+    """What bench and generate_images share: a model, and the settings of methods."""
+
+
+@declare("decoding")
+class DecodingOptions(MethodSettings, SamplingOptions, MethodOptions, LanternSwitch, CommandOptions):
     """Everything that decides an image, except for its prompt and seed."""
 
     def unread(self) -> dict[str, str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from adt_tree.errors import UserError
 from adt_tree.settings import Sampling
-from lab.settings import Annealing, Groups, Runs
 from models.family import DEVICES, PRECISIONS, TOP_K, ModelFamily
 from models.registry import SPECS
 from storage.command_line import declare, option
@@ -191,44 +190,6 @@ class SamplingOptions(FilterOptions):
         "temperature of the softmax; 0 (up to 1e-5): greedy (default: 1"
         f"{by_model(1.0, lambda spec: spec.temperature)})",
         unit="T",
-    )
-
-
-@declare("relaxed rivals")
-class RivalOptions:
-    """The settings of relaxed rivals."""
-
-    gsd_group: int | None = option(
-        "G: codes of neighbouring rank whose probability a draft of gsd counts; 1: sjd (default: "
-        f"{Groups().gsd_group})",
-        unit="CODES",
-    )
-    gsd_gap: float | None = option(
-        f"largest difference of their probabilities from the draft's (default: {Groups().gsd_gap:g})",
-        unit="P",
-    )
-    gsd_distance: float | None = option(
-        "largest squared distance of their input embeddings from the draft's; released for Lumina-mGPT: 0.5 "
-        "(default: the median of the model's codes)",
-        unit="D",
-    )
-    sv_mass: float | None = option(
-        "alpha: share of a run's summed probability that the judged tail of a run of sjd-sv has (default: "
-        f"{Runs().sv_mass:g})",
-        unit="SHARE",
-    )
-    sv_run: int | None = option(
-        "most drafts that sjd-sv judges by one ratio; 1: sjd (default: no bound)", unit="DRAFTS"
-    )
-    cool_delta: float | None = option(
-        "mean over the levels of the weights with which cool-sd and cool-sjd multiply the probability of a "
-        f"draft (default: {Annealing().cool_delta:g})",
-        unit="D",
-    )
-    cool_nu: float | None = option(
-        "those weights fall by the factor exp(-nu) from level to level; 0 with --cool_delta 1: the exact "
-        f"method (default: {Annealing().cool_nu:g})",
-        unit="NU",
     )
 
 

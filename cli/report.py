@@ -28,15 +28,9 @@ EXPORTS = {"export_geneval": export.geneval, "export_dpg": export.dpg}
 OUTPUTS = ("write", "into", "figures", "race", "check", *EXPORTS)  # of which one command makes one
 
 
-def _alone(name: str) -> Mapping[bool, Sequence[str]]:
-    """Returns what is read without an output: the other outputs, and the paper's figures, which only printed
-    tables show."""
-    return {False: [other for other in (*OUTPUTS, "paper") if other != name]}
-
-
 @declare("report")
 class Options(CommandOptions):
-    """The results, and what is made of them."""
+    """The results, and what is made of them: one of OUTPUTS, or printed tables."""
 
     results: tuple[str, ...] = positional(
         "JSON files or folders of bench: prints their tables; folders of generate_images: prints codes per "
@@ -47,25 +41,21 @@ class Options(CommandOptions):
     write: str | None = option(
         "write docs/RESULTS.md: the tables of the results named " + ", ".join(s.files for s in SECTIONS),
         unit="FILE",
-        reads=_alone("write"),
     )
     into: str | None = option(
         "put the short table (some methods at the highest temperature) into a document, between "
         "<!-- NAME:start --> and <!-- NAME:end -->; NAME is the result's file name without suffix",
         unit="FILE",
-        reads=_alone("into"),
     )
     figures: str | None = option(
         "write plots as PNG: NAME_speed.png for each bench result, NAME_frontier.png for those that measured "
         "quality, and acceptance.png, which maps codes per call and trees over the image",
         unit="DIR",
-        reads=_alone("figures"),
     )
     race: str | None = option(
         "replay the first image that all folders recorded (generate_images --record): .html for one page "
         "that needs nothing else, .webp for an animation",
         unit="FILE",
-        reads=_alone("race"),
     )
     paper: str | None = option(
         "print a table for each rule of verification beside the ADT-Tree paper's figures for Anole-7b, "
@@ -76,24 +66,31 @@ class Options(CommandOptions):
         "check the folders of generate_images: name every record and picture that their configuration "
         "asks for and that is missing or damaged, and end with status 1 if there is one",
         False,
-        reads=_alone("check"),
     )
     export_geneval: str | None = option(
         "write GenEval's folder from a run of the whole evaluation_metadata.jsonl, made with "
         "--images_per_prompt 4",
         unit="DIR",
-        reads=_alone("export_geneval"),
     )
     export_dpg: str | None = option(
         "write DPG-Bench's folder from a run of its whole folder of prompts, made with --images_per_prompt 4",
         unit="DIR",
-        reads=_alone("export_dpg"),
     )
+
+    @property
+    def outputs(self) -> list[str]:
+        """The options of OUTPUTS that are given."""
+        return [name for name in OUTPUTS if as_written(self, name)]
+
+    def unread(self) -> dict[str, str]:
+        """Returns the outputs after the first, and the paper's figures, which only printed tables show."""
+        first, *others = *self.outputs, "paper"
+        return dict.fromkeys(others, f"it does not go with {as_written(self, first)}")
 
 
 def run(options: Options) -> None:
     """Prints the tables, checks the folders, or writes the files of the output option."""
-    outputs = [name for name in OUTPUTS if as_written(options, name)]
+    outputs = options.outputs
     if not options.results and options.write is None:
         raise UserError("no RESULT: give a JSON file of bench, its folder, or a folder of generate_images")
     if options.check:
