@@ -302,15 +302,16 @@ def load(options: Options, need_drafter: bool) -> tuple[Pipeline, list[Prompt]]:
         return model_from_options.load(options, need_drafter), prompts
     from adt_tree.pipeline import Pipeline
     from eval.random_model import middle_of_image
-    from models.loading import pick_device, pick_precision
+    from models.loading import pick_device, pick_graphs, pick_precision
 
     device = pick_device(options.device)
     precision = pick_precision(options.precision, device, SPECS[options.model])
-    graphs = model_from_options.graphs_of(options, device)
+    graphs, compiled = pick_graphs(options.cuda_graphs, device), model_from_options.compiled(options)
     codes = options.codes or RANDOM_CODES
     model, before = middle_of_image(options.model, precision, device, options.layers, codes)
     prompts = [Prompt(str(row), str(before), row) for row in range(max(1, options.num_images))]
-    return Pipeline(replace(model, **graphs)), repeated(prompts, options.images_per_prompt)
+    pipe = Pipeline(replace(model, graphs=graphs, compiled=compiled))
+    return pipe, repeated(prompts, options.images_per_prompt)
 
 
 def prepare(

@@ -54,14 +54,14 @@ def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipel
     return replace(method, sampling=sampling)
 
 
-def graphs_of(options: TargetOptions, device: str) -> dict[str, bool]:
-    """Returns the fields of Model for CUDA graphs and compiled functions, which not every command offers.
-    Raises UserError for graphs on a CPU, or compiled functions without graphs."""
-    asked = options if isinstance(options, GraphOptions) else GraphOptions()
-    graphs = pick_graphs(asked.cuda_graphs, device)
-    if asked.compile and not graphs:
+def compiled(options: TargetOptions) -> bool:
+    """Returns whether functions are compiled, which not every command offers. Raises UserError for --compile
+    without CUDA graphs."""
+    if not isinstance(options, GraphOptions) or not options.compile:
+        return False
+    if not pick_graphs(options.cuda_graphs, pick_device(options.device)):
         raise UserError("--compile: it needs CUDA graphs, which are off or missing here; leave it out")
-    return {"graphs": graphs, "compiled": asked.compile}
+    return True
 
 
 def load_options(options: FileOptions, need_drafter: bool | None = False) -> LoadOptions:
@@ -80,12 +80,12 @@ def load(options: TargetOptions, need_drafter: bool | None, more_prompts: bool =
     if prompts and prompts.set_seed:
         torch.manual_seed(as_seed(prompts.random_seed))
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    graphs = graphs_of(options, pick_device(options.device))
     loading = replace(load_options(options, need_drafter), keep_text_encoder=more_prompts)
-    model = load_model(options.model, loading)
+    asked = compiled(options)  # refused before weights are read
+    model = replace(load_model(options.model, loading), compiled=asked)
     if prompts and prompts.class_labels and not model.prompts.num_classes:
         raise UserError(f"--class_labels: {options.model_path or model.name} takes texts; give --prompt")
-    return Pipeline(replace(model, **graphs))
+    return Pipeline(model)
 
 
 def load_without_drafter(options: TargetOptions) -> Pipeline:

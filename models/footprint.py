@@ -82,6 +82,8 @@ def published_dimensions(
     published = spec.networks
     if published is None:
         raise CheckpointError(f"{name}: its row of models/registry.py has no networks; add them there")
+    tree = spec.default_tree("eagle-2")
+    assert tree is not None
     fields, vq, decoder = published.vq, None, spec.reader.decoder_config(published.target)
     if "base_channels" in fields:
         vq = replace(VQConfig.from_hf(fields), frames=published.frames)
@@ -97,7 +99,7 @@ def published_dimensions(
         side=round(published.side * (tokens / published.image_tokens) ** 0.5) if tokens else published.side,
         tokens=tokens or published.image_tokens,
         prompt=published.prompt,
-        nodes=nodes or spec.default_tree("eagle-2").largest.num_nodes,
+        nodes=nodes or tree.largest.num_nodes,
         images=images,
         branches=1 if spec.guidance == 1 else 2,
         element=getattr(torch, DTYPE_NAMES[precision]).itemsize,
