@@ -61,16 +61,14 @@ def test_no_filter_runs_that_no_image_needs() -> None:
     assert settings([COMMON, replace(COMMON, top_p=0.5)]).has_top_p
 
 
-@pytest.mark.parametrize("wrong", [Sampling(top_k=3), Sampling(top_k=7, top_p_first=True)])
-def test_an_engine_has_one_top_k(wrong: Sampling) -> None:
-    with pytest.raises(ValueError, match="top_k"):
-        settings([wrong])
+UNFIT = [(Sampling(top_k=3), COMMON, "top_k"), (Sampling(top_k=7, top_p_first=True), COMMON, "top_k")]
+UNFIT += [(COMMON, replace(COMMON, **less), "engine") for less in ({"guidance": 1.0}, {"temperature": 0.0})]
 
 
-def test_an_engine_without_guidance_or_noise_says_so() -> None:
-    for common in (replace(COMMON, guidance=1.0), replace(COMMON, temperature=0.0)):
-        with pytest.raises(ValueError, match="engine"):
-            settings([COMMON], common)
+@pytest.mark.parametrize(("image", "common", "named"), UNFIT)
+def test_an_engine_refuses_what_it_was_not_built_for(image: Sampling, common: Sampling, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        settings([image], common)
 
 
 MIXES = [*((method, False) for method in METHODS), *((method, True) for method in METHODS[:3])]

@@ -1,15 +1,12 @@
-"""Guidance, temperature, filters, and the mass that relaxation borrows, on distributions worked out by
-hand."""
+"""Guidance and filters on distributions worked out by hand, and the nearest codes of a codebook."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from adt_tree.lantern import Relaxation, nearest_table
+from adt_tree.lantern import nearest_table
 from adt_tree.sampling import PassSampling, guide, keep_top_k, keep_top_p, log_probs
 from adt_tree.settings import Sampling
 
@@ -80,15 +77,6 @@ def test_guidance() -> None:
     assert (Sampling(guidance=1.0).branches, Sampling(guidance=3.0).branches) == (1, 2)
 
 
-def test_temperature() -> None:
-    logits = torch.tensor([[2.0, 0.0]])
-    expected = [1 / (1 + math.exp(-4.0)), 1 / (1 + math.exp(4.0))]
-    probabilities = log_probs(
-        logits, PassSampling.uniform(Sampling(temperature=0.5, guidance=1.0), logits.device)
-    ).exp()
-    assert probabilities.tolist() == pytest.approx(expected)
-
-
 def test_greedy_reads_the_unfiltered_guided_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.5, 0.0, 2.5, 1.0]])
     sampling = Sampling(temperature=0.0, top_k=1, top_p=0.1, guidance=2.0)
@@ -114,40 +102,6 @@ def test_distribution_is_fp32_for_bf16_logits() -> None:
         log_probs(logits, PassSampling.uniform(Sampling(guidance=1.0), logits.device)),
         logits.float()[0].log_softmax(-1),
     )
-
-
-P = [0.1, 0.2, 0.3, 0.4]
-TABLE = torch.tensor([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
-
-
-@pytest.mark.parametrize(
-    ("p", "code", "k", "delta", "admissible", "mass"),
-    [
-        (P, 0, 2, 0.1, [False, False], 0.0),  # S_1 = 0.2 is over
-        (P, 0, 2, 0.25, [True, False], 0.2),
-        (P, 0, 2, 0.55, [True, True], 0.5),  # S_2 = 0.2 + 0.3
-        (P, 0, 2, 1.0, [True, True], 0.5),
-        (P, 0, 1, 1.0, [True], 0.2),  # k bounds the set
-        (P, 0, 2, 2.0, [False, False], 0.0),  # (2 - 1) p(x) = 0.1
-        (P, 0, 2, 3.5, [True, False], 0.2),  # 2.5 p(x) = 0.25
-        (P, 0, 2, 7.0, [True, True], 0.5),
-        (P, 3, 2, 1.8, [True, False], 0.3),  # 0.8 * 0.4 = 0.32
-        (P, 0, 2, 0.0, [False, False], 0.0),
-        (P, 0, 0, 0.9, [False], 0.0),  # one column that is never admissible
-        (P, 1, 0, 3.0, [False], 0.0),
-        # The second neighbour would fit, but the first does not.
-        ([0.1, 0.5, 0.01, 0.39], 0, 2, 0.3, [False, False], 0.0),
-        # Without a budget, neighbours without mass are excluded as well.
-        ([0.5, 0.0, 0.0, 0.5], 0, 2, 0.0, [False, False], 0.0),
-    ],
-)
-def test_budget_is_a_prefix(
-    p: list[float], code: int, k: int, delta: float, admissible: list[bool], mass: float
-) -> None:
-    near, allowed, borrowed = Relaxation(TABLE, k, delta).aggregate(torch.tensor(p), torch.tensor(code))
-    assert near.tolist() == TABLE[code, : max(k, 1)].tolist()
-    assert allowed.tolist() == admissible
-    assert borrowed.item() == pytest.approx(mass)
 
 
 def test_nearest_table() -> None:

@@ -97,7 +97,7 @@ def test_every_row_in_progress_can_commit_a_cell_in_every_pass(rows: Rows, row_e
 
 PASSES = [
     (grid, start, plain)
-    for grid, start, plain in product((GRID, Grid(5, 7), Grid(1, 6), Grid(6, 2)), (1, 2, 3, 6), BOTH)
+    for grid, start, plain in product((Grid(5, 7), Grid(1, 6), Grid(6, 2)), (1, 2, 6), BOTH)
     if start < grid.width
 ]
 
@@ -207,8 +207,7 @@ def test_with_a_whole_row_a_method_is_what_it_is_without_the_option(
     assert images == reference(Sampling(0.0))
 
 
-FEW = [Rows(1), Rows(2), Rows(2, catches_up=True), Rows(2, newest=True)]
-FEW += [Rows(3, plain_first=True, catches_up=True)]
+FEW = [Rows(1), Rows(2, newest=True), Rows(3, plain_first=True, catches_up=True)]
 
 
 @pytest.mark.parametrize("rows", FEW, ids=str)
@@ -340,19 +339,9 @@ def test_bench(checkpoints: Checkpoints, result: Result, tmp_path: Path) -> None
     assert values["zipar", 2]["same_image"] == 0
 
 
-CLI = [
-    ("--method zipar --row_start 0", "row_start 0"),
-    ("--method zipar --row_start 9", "row_start 9: a row has 4 cells"),
-    ("--method pjd --heatmaps 2", "--heatmaps 2"),
-    ("--method pjd --record 2", "--record 2"),
-    ("--method self-draft --row_start 2 --total_token auto", "total_token auto"),
-]
+CLI = ["--method pjd --heatmaps 2", "--method pjd --record 2", "--row_start 2 --total_token auto"]
 
 
-@pytest.mark.parametrize(("words", "message"), CLI)
-def test_commands_refuse(command: Command, refused: Refused, words: str, message: str) -> None:
-    plain = command("o")
-    if "heatmaps" in words:
-        at = plain.index("--heatmaps")
-        del plain[at : at + 2]
-    assert message in refused(*plain, *words.split())
+@pytest.mark.parametrize("words", CLI)
+def test_commands_refuse(command: Command, refused: Refused, words: str) -> None:
+    assert words.split(" --")[-1] in refused(*command("o"), *words.split())

@@ -82,11 +82,9 @@ def test_what_does_not_fit_is_one_line(codebook: Tensor, table: Path, kind: str)
     assert re.search(f"{table}.*{named}", refusal(lambda: read_table(table, codebook, 40), CheckpointError))
 
 
-@pytest.mark.parametrize("size", [0, 60, 5000])
-def test_truncated(codebook: Tensor, table: Path, size: int) -> None:
-    table.write_bytes(table.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=str(table)):
-        read_table(table, codebook, 10)
+def test_half_a_file(codebook: Tensor, table: Path) -> None:
+    table.write_bytes(table.read_bytes()[:5000])
+    assert str(table) in refusal(lambda: read_table(table, codebook, 10), CheckpointError)
 
 
 def test_a_model_reads_its_table_where_it_lies(

@@ -90,6 +90,15 @@ def images_of(model: Model, root: Path) -> drafter_data.Images:
     return drafter_data.Images(model, read_shards([root], model), 10**9, 4096)
 
 
+def store_features(images: drafter_data.Images, folder: Path, size: int) -> None:
+    """Writes images with their features into shards of `size` images."""
+    facts, shards = origin(images.model, generated=True, features=True), images.shards
+    with shard_writer(folder, facts, size) as writer:
+        for image, (name, text) in enumerate(zip(shards.names, shards.texts, strict=True)):
+            codes, features = shards.codes[image].tolist(), images.features(image)
+            writer.add(StoredImage(name.partition("/")[2], text, 0, codes, features))
+
+
 def log(folder: Path) -> list[dict[str, Any]]:
     """Returns the rows of a run's log."""
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -291,10 +300,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
     still finite after one step, is not saved."""
     model, folder, save = loaded(checkpoints), tmp_path / "data", tmp_path / "run"
     images = images_of(model, data("emoji"))
-    with shard_writer(folder, origin(model, generated=True, features=True), 12) as writer:
-        for image in range(len(images.shards)):
-            codes, text = images.shards.codes[image].tolist(), images.shards.texts[image]
-            writer.add(StoredImage(str(image), text, 0, codes, images.features(image)))
+    store_features(images, folder, 12)
     command = [word if word != data("emoji") else folder for word in words(save)]
     command += "--bs 3 --num_epochs 3 --save_freq 1 --lr".split()
     assert run(*command, "2e-4", "--max_steps", 3)[0] == 0
@@ -386,12 +392,8 @@ def test_stored_features_train_as_recomputed_ones(
     features has its published width."""
     model = loaded(checkpoints)
     images = images_of(model, data("emoji"))
-    folder, shards = tmp_path / "features", images.shards
-    with shard_writer(folder, origin(model, generated=True, features=True), 5) as writer:
-        for image in range(len(shards)):
-            codes = shards.codes[image].tolist()
-            name = shards.names[image].partition("/")[2]
-            writer.add(StoredImage(name, shards.texts[image], 0, codes, images.features(image)))
+    folder = tmp_path / "features"
+    store_features(images, folder, 5)
     words = "--bs 4 --max_steps 2 --coupled --lr 1e-3".split()
     stored = weights(train(tmp_path / "a", *words, "--cache_gb", 0, "--data_dir", folder))
     assert same(stored, weights(train(tmp_path / "b", *words)))
