@@ -20,6 +20,7 @@ from adt_tree.policy import TreeShape
 from adt_tree.proposers.eagle import expand_level
 from adt_tree.roles import run_directly
 from adt_tree.settings import Sampling
+from eval.profile import compile_seconds
 from models.decoder.transformer import compiled, join
 from tests.adt_tree import test_engine
 from tests.support.decoding import codes_of
@@ -85,6 +86,7 @@ def test_whole_images() -> None:
     sources = sources_of(decode)
     for method, compiled_codes in zip(methods, codes, strict=True):
         assert compiled_codes == codes_of(new_engine(method, compiled=False).decode(test_engine.IMAGES))
+    assert compile_seconds() > 0
     assert rows == {2 * SLOTS, 2 * SLOTS * 8}, "guidance doubles rows; trees of 8 nodes are a bucket"
     assert counters["stats"]["unique_graphs"] == len(sources) == len(rows) and not counters["graph_break"]
     for source in sources:
