@@ -24,13 +24,13 @@ from adt_tree.roles import Prefix
 from models.cell_tokens import CellTokens
 from models.checkpoint.config import read_config
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import require
+from models.checkpoint.stored_module import load_module
 from models.checkpoint.weights import read_weights
 from models.decoder.cache import AttentionMetadata, KVCache, aligned
 from models.decoder.config import DecoderConfig, read_shape
 from models.decoder.packed import cache_dtype
 from models.decoder.transformer import Block, Positioned, attend_causally
-from models.llama_names import drafter_names, published
+from models.llama_names import drafter_names, gather
 from models.target import ARTarget, EncodedPrompt, by_branch, chain_mask
 
 
@@ -111,9 +111,11 @@ def load_drafter(
     if conflict := shape_conflict(shape, target):
         raise CheckpointError(f"{folder}: {conflict}: this drafter belongs to another target")
     bias, placed = "fc.bias" in state, state.placed(device, dtype)
-    net = published(lambda: DrafterNet(shape, bias), drafter_names(shape, bias), shape)
-    require(folder, state, net.shapes, "fetch it again, or give the drafter of this model")
-    return net.load(placed, folder), placed.digest()
+    names = drafter_names(shape, bias)
+    to_ours = partial(gather, names=names, config=shape)
+    remedy = "fetch it again, or give the drafter of this model"
+    net = load_module(lambda: DrafterNet(shape, bias), placed, folder, to_ours, remedy)
+    return net, placed.digest()
 
 
 def step_entries(max_depth: int, max_width: int) -> int:

@@ -11,14 +11,12 @@ Dimensions: H heads, Hkv key/value heads, E head size, D features.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.checkpoint.stored_module import StoredModule
 from models.checkpoint.weights import Weights
 from models.decoder.config import DecoderConfig
 
@@ -100,11 +98,13 @@ def drafter_names(config: DecoderConfig, bias: bool) -> Names:
 
 
 def gather(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) -> dict[str, Tensor]:
-    """Returns our state dict from published tensors. KeyError names a tensor that is missing.
+    """Returns our state dict from published tensors. KeyError names all tensors that are missing.
 
     If the tensors are the parameters of a model in memory, these become views of the stacked tensors, so that
     only reordered weights are held twice.
     """
+    if absent := [name for parts in names.values() for name in parts if name not in state]:
+        raise KeyError(*absent)
     gathered: dict[str, Tensor] = {}
     for ours, published in names.items():
         reordered = {name for name in published if _is_half_split(name, config)}
@@ -129,15 +129,6 @@ def scatter(state: Mapping[str, Tensor], names: Names, config: DecoderConfig) ->
         for name, part in _unstack(state[ours], published, config).items():
             scattered[name] = _to_published(name, part, config)
     return scattered
-
-
-def published(
-    make: Callable[[], nn.Module], names: Names, config: DecoderConfig, to_ours: Callable[..., Any] = gather
-) -> StoredModule:
-    """Returns a decoder or a drafter as checkpoints store it under these names. to_ours: gather(), or what a
-    layout does around it."""
-    from_stored, to_stored = (partial(way, names=names, config=config) for way in (to_ours, scatter))
-    return StoredModule(make, to_stored, from_stored)
 
 
 def tied(names: Names, weights: Weights, fields: Mapping[str, Any]) -> Names:

@@ -1,6 +1,6 @@
 """Loads a model by its name, folder or hub id, and chooses its device and precision.
 
-A checkpoint that cannot be loaded raises CheckpointError, one line for the user, before any weights are read.
+A checkpoint that cannot be loaded raises CheckpointError, one line for the user.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from adt_tree.roles import Drafter
 from adt_tree.settings import Sampling
 from adt_tree.surroundings import own_settings
 from models.checkpoint.files import expanded
-from models.checkpoint.stored_module import StoredModule
+from models.checkpoint.stored_module import load_module
 from models.checkpoint.weights import Weights
 from models.codecs.codec import Codec
 from models.codecs.glm_pixels import DiffusionDecoder
@@ -31,6 +32,7 @@ from models.drafter import LLAMA, DrafterLayout, DrafterNet, EagleDrafter, load_
 from models.family import DTYPE_NAMES, Checkpoint, ModelFamily, home_of
 from models.footprint import LIBRARIES, Dimensions, check_room
 from models.graphs import CudaRecorder, GraphRunner
+from models.llama_names import Names, gather
 from models.target import ARTarget, EncodedPrompt, Execution, PromptEncoder
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
@@ -181,16 +183,18 @@ def load_networks(
     checkpoint: Checkpoint,
     shape: DecoderConfig,
     weights: Weights,
-    decoder: StoredModule,
+    names: Names,
     grid: Grid,
     prompts: PromptEncoder,
     codec: Codec,
     layout: DrafterLayout = LLAMA,
+    to_ours: Callable[..., dict[str, Tensor]] = gather,
 ) -> Model:
     """Reads the decoder and, if the checkpoint names one, the drafter, and returns the whole model.
 
-    shape, weights, decoder: of the target. The drafter is read first: it is small, so its faults are known
-    before the large target is read. Raises CheckpointError if one of them does not fit.
+    shape, weights, names: of the target. to_ours: gather(), or what a layout does around it. The drafter is
+    read first: it is small, so its faults are known before the large target is read. Raises CheckpointError
+    if one of them does not fit.
     """
     folder, home, drafter = checkpoint.folder, checkpoint.spec.home, checkpoint.drafter
     codes = prompts.cells.codes
@@ -208,7 +212,9 @@ def load_networks(
     if drafter is not None:
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
     placed = weights.placed(checkpoint.device, checkpoint.dtype)
-    network = decoder.load(placed, folder)
+    network = load_module(
+        lambda: Decoder(shape), placed, folder, partial(to_ours, names=names, config=shape)
+    )
     network.cut_head(codes.start, len(codes), copy=not placed.in_memory)
     return Model(
         spec=checkpoint.spec,

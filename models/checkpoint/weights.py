@@ -137,10 +137,6 @@ class Weights(Mapping[str, Tensor]):
         """Shapes by name, from the headers."""
         return {name: stored.shape for name, stored in self._stored.items()}
 
-    def file_of(self, name: str) -> Path:
-        """Returns the file that holds a tensor."""
-        return self._stored[name].path
-
     def digest(self) -> str:
         """Returns the first 16 digits of a sha256 over the names and bytes of the weights as stored.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import StoredModule, on_meta, require
+from models.checkpoint.stored_module import load_module, on_meta
 from models.checkpoint.weights import read_weights
 from models.codecs.vq import VQConfig, VQModel
 
@@ -74,6 +74,5 @@ def read_vq16(path: Path, device: torch.device) -> VQModel:
     state = read_weights(path)
     with reading(path, "give LlamaGen's vq_ds16_t2i.pt or vq_ds16_c2i.pt"):
         config = vq_config(state.shapes)
-    codec = StoredModule.renamed(lambda: VQModel(config), published_names(config))
-    require(path, state, codec.shapes, "fetch it again")
-    return codec.load(state.placed(device, torch.float32), path)
+    names, placed = published_names(config), state.placed(device, torch.float32)
+    return load_module(lambda: VQModel(config), placed, path, lambda stored: stored.renamed(names))

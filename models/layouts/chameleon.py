@@ -24,14 +24,13 @@ from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, control_tokens, read_tokenizer, section
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import StoredModule, require
+from models.checkpoint.stored_module import load_module
 from models.checkpoint.weights import Weights, read_weights
 from models.codecs.vq import VQConfig, VQModel
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder
 from models.drafter import DrafterLayout
 from models.family import Checkpoint
-from models.llama_names import decoder_names, published, tied
+from models.llama_names import decoder_names, tied
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -105,11 +104,10 @@ def load(checkpoint: Checkpoint) -> Model:
     with reading(folder / "config.json"):
         layout, shape = TokenLayout.read(config), decoder_config(config)
     check_tokenizer(tokenizer, config["vocabulary_map"], shape.vocab_size)
-    decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
-    require(folder, state, decoder.shapes)
     # A checkpoint of the wrong family loads and runs, but generates noise: Lumina-mGPT stores one query norm
     # for several heads, Anole one for every head.
-    norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
+    with reading(folder):
+        norms = state.shapes["model.layers.0.self_attn.q_norm.weight"][0]
     if shape.num_heads > 1 and (norms < shape.num_heads) != lumina:
         title, family = ("Anole", "anole") if lumina else ("Lumina-mGPT", "lumina_mgpt")
         raise CheckpointError(
@@ -134,7 +132,8 @@ def load(checkpoint: Checkpoint) -> Model:
 
     control = control_tokens(tokenizer.get_added_tokens_decoder().values())
     prompts = PromptEncoder(encode, CellIds(layout.codes, row_end), control=control)
-    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec, CHAMELEON)
+    names = tied(decoder_names(shape), state, config)
+    return load_networks(checkpoint, shape, state, names, grid, prompts, codec, CHAMELEON)
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary: Mapping[str, int], size: int) -> None:
@@ -193,7 +192,7 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
     if any(name.startswith("decoder.") for name in embedded):
         with reading(folder / "config.json"):
             shape = VQConfig.from_hf(section(config, "vq_config", required=True))
-        return StoredModule(lambda: VQModel(shape)).load(embedded, folder)
+        return load_module(lambda: VQModel(shape), embedded, folder)
     folders = search_folders(checkpoint)
     home = next((place for place in folders if (place / "vqgan.ckpt").is_file()), None)
     if home is None:
@@ -203,13 +202,14 @@ def read_codec(checkpoint: Checkpoint, config: Mapping[str, Any], state: Weights
             "(`bash scripts/get_ckpts.sh liquid` fetches a copy)"
         )
     file, description = home / "vqgan.ckpt", home / "vqgan.yaml"
-    meta, stored = read_weights(file), state.below(VQ)
-    if CODEBOOK in stored and CODEBOOK in meta:
-        copy, original = stored[CODEBOOK].float(), meta[CODEBOOK].float()
+    meta, own = read_weights(file), state.below(VQ)
+    if CODEBOOK in own and CODEBOOK in meta:
+        copy, original = own[CODEBOOK].float(), meta[CODEBOOK].float()
         # The tolerance allows for a checkpoint in bf16 or fp16.
         if copy.shape != original.shape or not torch.allclose(copy, original, atol=1e-2, rtol=2e-2):
             raise CheckpointError(f"{file}: its codebook is not that of {folder}: give this model's VQGAN")
     with reading(description, "fetch it again, beside vqgan.ckpt"):
         shape = VQConfig.from_yaml(description)
     names = {name: name for name in meta if not name.startswith("loss.")}  # without the training loss
-    return StoredModule(lambda: VQModel(shape)).load(meta.placed(device, torch.float32).renamed(names), file)
+    stored = meta.placed(device, torch.float32).renamed(names)
+    return load_module(lambda: VQModel(shape), stored, file)

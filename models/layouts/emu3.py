@@ -20,14 +20,13 @@ from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, section
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import StoredModule, require
+from models.checkpoint.stored_module import load_module
 from models.codecs.vq import VQConfig
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder
 from models.family import Checkpoint
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import decoder_names, published, tied
+from models.llama_names import decoder_names, tied
 from models.model import Model, load_networks
 from models.target import PromptEncoder, token_prompts
 
@@ -168,16 +167,13 @@ def load(checkpoint: Checkpoint) -> Model:
     config, state = checkpoint.read()
     with reading(folder / "config.json"):
         cells, shape = read_tokens(config), decoder_config(config)
-        stored_codec = StoredModule(partial(vqvae, section(config, "vq_config")))
-        pixel_shapes = stored_codec.shapes
+        vq_fields = section(config, "vq_config")
     text, head, vq = LOADED if LOADED[1] in state else STORED
     names = tied(decoder_names(shape, text, head), state, config)
-    decoder = published(lambda: Decoder(shape), names, shape)
-    require(folder, state, decoder.shapes | {vq + name: sizes for name, sizes in pixel_shapes.items()})
     pixels = state.below(vq).placed(checkpoint.device, torch.float32)
-    codec = Emu3Codec(stored_codec.load(pixels, folder))
+    codec = Emu3Codec(load_module(partial(vqvae, vq_fields), pixels, folder))
     grid = grid_of(checkpoint.size, checkpoint.options.ratio or "1:1", codec.config.patch_size)
     prompts = token_prompts(cells)
     if not checkpoint.only_ids:
         prompts = prompt_encoder(ChatTokenizer.of(checkpoint), cells, grid)
-    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)
+    return load_networks(checkpoint, shape, state, names, grid, prompts, codec)

@@ -27,16 +27,13 @@ from adt_tree.settings import Sampling
 from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, integer, integers, positive, section
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import require
-from models.checkpoint.weights import Weights
 from models.codecs.codec import CodeVectors
 from models.codecs.glm_pixels import CELL, DiffusionDecoder
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder
 from models.family import Checkpoint, ModelFamily
 from models.image_tokens import ImageTokens
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import POST_NORM_BLOCK, decoder_names, published
+from models.llama_names import POST_NORM_BLOCK, decoder_names
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder, token_prompts
 
@@ -176,30 +173,24 @@ def load(checkpoint: Checkpoint) -> Model:
     config, state = checkpoint.read()
     with reading(folder / "config.json"):
         shape = decoder_config(config)
-        width = integer(section(config, "vq_config"), "embed_dim")
     if options.target_size is not None:
         raise UserError(f"target_size {options.target_size}: give height and width instead")
     grid = grid_of(options.height or SIDE, options.width or SIDE)
     names = decoder_names(shape, "model.language_model.", block=POST_NORM_BLOCK)
-    decoder = published(lambda: Decoder(shape), names, shape)
-    shapes = decoder.shapes
-    require(folder, state, shapes | {CODEBOOK: (shape.num_codes, width)})
     prompts = token_prompts(CellIds(range(shape.num_codes)), guided=False)
     if not checkpoint.only_ids:
         chat = ChatTokenizer.of(checkpoint, processor_folder(folder))
         spec = with_generation(checkpoint.spec, chat.generation, f"{folder / 'generation_config.json'}")
         checkpoint, prompts = replace(checkpoint, spec=spec), prompt_encoder(chat, config, grid)
     prompts = replace(prompts, images=image_tokens(config))
-    read = state.renamed({name: name for name in shapes})
-    codec = CodeVectors(code_vectors(state.renamed({CODEBOOK: CODEBOOK}), checkpoint), NO_PIXELS)
-    model = load_networks(checkpoint, shape, read, decoder, grid, prompts, codec)
+    with reading(folder):
+        vectors = state.placed(checkpoint.device, torch.float32)[CODEBOOK].detach()
+    # The VQ encoder compares code vectors of length 1.
+    codec = CodeVectors(F.normalize(vectors, dim=-1), NO_PIXELS)
+    read = state.renamed({name: name for parts in names.values() for name in parts if name in state})
+    model = load_networks(checkpoint, shape, read, names, grid, prompts, codec)
     diffusion = None
     if checkpoint.loaded is None:  # the diffusion model lies beside the files
         diffusion = DiffusionDecoder(folder.parent, checkpoint.device, checkpoint.dtype)
     return replace(model, diffusion=diffusion)
 
-
-def code_vectors(state: Weights, checkpoint: Checkpoint) -> Tensor:
-    """Returns the code vectors [V, C] as the VQ encoder compares them: of length 1, in fp32."""
-    vectors = state.placed(checkpoint.device, torch.float32)[CODEBOOK]
-    return F.normalize(vectors.detach(), dim=-1)

@@ -22,15 +22,15 @@ from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
 from models.checkpoint.config import integer, integers, section
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import StoredModule, on_meta, require
+from models.checkpoint.stored_module import load_module, on_meta
 from models.checkpoint.weights import Weights
 from models.codecs.vq import VQConfig, VQModel
 from models.codecs.vq16 import janus_names
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder, make_head
+from models.decoder.transformer import make_head
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import Names, gather, layer_names, published
+from models.llama_names import Names, gather, layer_names
 from models.model import Model, load_networks
 from models.target import Prompt, PromptEncoder
 
@@ -122,22 +122,6 @@ def from_janus(state: Weights, names: Names, config: DecoderConfig) -> dict[str,
     return {"embed.weight": table} | gather(state, names, config)
 
 
-def table_shapes(config: Mapping[str, Any], shape: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the names and shapes of the published tensors that from_janus() turns into the table of
-    embeddings."""
-    vq, width = _vq_fields(config), shape.hidden_size
-    tables: dict[str, tuple[int, ...]] = {
-        EMBED: (shape.vocab_size - shape.num_codes, width),
-        CODES: (shape.num_codes, vq["embed_dim"]),
-        f"{ALIGNER}fc1.weight": (width, vq["embed_dim"]),
-        f"{ALIGNER}fc1.bias": (width,),
-    }
-    for layer in range(vq["num_hidden_layers"] - 1):
-        tables[f"{ALIGNER}hidden_layers.{layer}.weight"] = (width, width)
-        tables[f"{ALIGNER}hidden_layers.{layer}.bias"] = (width,)
-    return tables
-
-
 def prompt_encoder(tokenizer: ChatTokenizer, shape: DecoderConfig) -> PromptEncoder:
     """Returns an encoder of texts as the user's turn of the chat template followed by begin of image; the
     unconditional branch has the same length, with padding for the text.
@@ -173,14 +157,11 @@ def load(checkpoint: Checkpoint) -> Model:
     config, state = checkpoint.read()
     with reading(folder / "config.json"):
         shape, vq = decoder_config(config), vq_config(config)
-        tables = table_shapes(config, shape)
     checkpoint.refuse_other_size(vq.resolution)
-    decoder = published(lambda: Decoder(shape), janus_layers(shape), shape, from_janus)
-    pixels = StoredModule.renamed(
-        lambda: VQModel(vq), {ours: VQ + name for ours, name in janus_names(vq).items()}
-    )
-    require(folder, state, tables | decoder.shapes | pixels.shapes)
     prompts = prompt_encoder(ChatTokenizer.of(checkpoint), shape)
-    codec = pixels.load(state.placed(checkpoint.device, torch.float32), folder)
-    side = vq.attn_resolutions[0]
-    return load_networks(checkpoint, shape, state, decoder, Grid(side, side), prompts, codec)
+    vq_names = {ours: VQ + name for ours, name in janus_names(vq).items()}
+    pixels = state.placed(checkpoint.device, torch.float32)
+    codec = load_module(lambda: VQModel(vq), pixels, folder, lambda stored: stored.renamed(vq_names))
+    side, names = vq.attn_resolutions[0], janus_layers(shape)
+    grid = Grid(side, side)
+    return load_networks(checkpoint, shape, state, names, grid, prompts, codec, to_ours=from_janus)

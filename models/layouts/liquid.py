@@ -19,14 +19,12 @@ from torch import Tensor
 
 from models.cell_tokens import CellIds
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import require
 from models.checkpoint.weights import Weights
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder
 from models.family import Checkpoint
 from models.layouts.chameleon import read_codec, square_of
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import Names, decoder_names, gather, published, tied
+from models.llama_names import Names, decoder_names, gather, tied
 from models.model import Model, load_networks
 from models.target import PromptEncoder
 
@@ -77,10 +75,8 @@ def load(checkpoint: Checkpoint) -> Model:
     with reading(folder / "config.json"):
         shape = decoder_config(config)
     names = tied(decoder_names(shape), state, FIELDS | dict(config))
-    decoder = published(lambda: Decoder(shape), names, shape, from_gemma)
-    require(folder, state, decoder.shapes)
     codec = read_codec(checkpoint, config, state)
     codes = range(shape.vocab_size - codec.config.num_embeddings, shape.vocab_size)
     prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes)
     grid = square_of(checkpoint, codec)
-    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)
+    return load_networks(checkpoint, shape, state, names, grid, prompts, codec, to_ours=from_gemma)

@@ -19,15 +19,14 @@ from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
 from models.checkpoint.config import check_integer, positive, read_config
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import StoredModule, require
+from models.checkpoint.stored_module import load_module
 from models.checkpoint.weights import Weights, read_weights, weights_file
 from models.codecs.vq16 import read_vq16
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder
 from models.drafter import LLAMA, DrafterLayout
 from models.family import Checkpoint, home_of
 from models.layouts.llamagen_prompts import CaptionProjector, T5Text, class_prompts, text_prompts
-from models.llama_names import decoder_names, original_names, published, tied
+from models.llama_names import decoder_names, original_names, tied
 from models.model import Model, load_networks
 from models.target import PromptEncoder
 
@@ -199,19 +198,17 @@ def drafter_fields(shape: DecoderConfig) -> dict[str, Any]:
 def load(checkpoint: Checkpoint) -> Model:
     """Returns the model of a checkpoint. CheckpointError names what is missing or does not fit."""
     files = open_target(checkpoint.folder)
-    file, weights = files.file, files.weights
+    weights = files.weights
     vq = "vq_ds16_c2i.pt" if files.class_conditional else "vq_ds16_t2i.pt"
     pixels = checkpoint.part("VQ decoder", (vq,), "vq_path")
     codec = read_vq16(pixels, checkpoint.device)
     shape = shape_of(files, checkpoint, codec.config.patch_size)
     names = (original_names if files.original else decoder_names)(shape)
     names = tied(names, weights, files.fields)
-    decoder = published(lambda: Decoder(shape), names, shape)
-    require(file, weights, decoder.shapes)
     prompts = _prompts(files, checkpoint, shape)
     layout = DrafterLayout(lambda fields: drafter_config(fields, shape), drafter_fields)
     grid = Grid(shape.raster_side, shape.raster_side)
-    return load_networks(checkpoint, shape, weights, decoder, grid, prompts, codec, layout)
+    return load_networks(checkpoint, shape, weights, names, grid, prompts, codec, layout)
 
 
 def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -> PromptEncoder:
@@ -235,6 +232,5 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
     options = checkpoint.options
     folder = checkpoint.part("text encoder", ENCODERS, "text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)
-    projector = StoredModule(lambda: CaptionProjector(rows, features, shape.hidden_size))
-    project = projector.load(embedding, files.file)
+    project = load_module(lambda: CaptionProjector(rows, features, shape.hidden_size), embedding, files.file)
     return text_prompts(text, project, cells, options.keep_text_encoder)

@@ -16,14 +16,12 @@ from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
 from models.checkpoint.files import reading
-from models.checkpoint.stored_module import require
 from models.codecs.codec import Codec, CodeVectors
 from models.codecs.cosmos import LEVELS, CosmosDecoder, code_vectors
 from models.decoder.config import DecoderConfig, read_shape
-from models.decoder.transformer import Decoder
 from models.family import Checkpoint
 from models.layouts.chat import ChatTokenizer
-from models.llama_names import decoder_names, published, tied
+from models.llama_names import decoder_names, tied
 from models.model import Model, load_networks
 from models.target import PromptEncoder
 
@@ -75,11 +73,10 @@ def load(checkpoint: Checkpoint) -> Model:
     with reading(folder / "config.json"):
         shape = decoder_config(config)
     grid = grid_of(checkpoint.size)
-    decoder = published(lambda: Decoder(shape), tied(decoder_names(shape), state, config), shape)
-    require(folder, state, decoder.shapes)
+    names = tied(decoder_names(shape), state, config)
     codes = range(shape.vocab_size - NUM_CODES, shape.vocab_size)
     prompts = prompt_encoder(ChatTokenizer.of(checkpoint), codes)
     codec: Codec = CodeVectors(code_vectors(checkpoint.device), NOT_TRUSTED)
     if options.trust_torchscript:
         codec = CosmosDecoder(checkpoint.part("decoder of pixels", PIXELS, "vq_path"), checkpoint.device)
-    return load_networks(checkpoint, shape, state, decoder, grid, prompts, codec)
+    return load_networks(checkpoint, shape, state, names, grid, prompts, codec)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from adt_tree.errors import CheckpointError
 from models.checkpoint import weights as module
-from models.checkpoint.stored_module import StoredModule, mismatches, require
+from models.checkpoint.stored_module import load_module
 from models.checkpoint.weights import read_weights
 from models.registry import EMOJI
 from tests.support import tiny
@@ -74,23 +74,12 @@ def test_a_shard_in_the_place_of_another(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_headers_against_a_configuration(tmp_path: Path) -> None:
-    save_file({"x.q_norm.weight": torch.ones(1, 8), "w": torch.ones(2, 3)}, tmp_path / "model.safetensors")
-    weights = read_weights(tmp_path)
-    assert not mismatches(weights, {"x.q_norm.weight": (4, 8), "w": (2, 3)})
-    (line,) = mismatches(weights, {"w": (3, 2)})
-    assert all(word in line for word in ("w", "model.safetensors", "[2, 3]", "[3, 2]"))
-    assert mismatches(weights, {"x.q_norm.weight": (4, 9)}) and mismatches(weights, {"w": (4, 3)})
-    with pytest.raises(CheckpointError, match=r"v \[1\].*1 more of 2"):
-        require(tmp_path, weights, {"v": (1,), "w": (1,)}, "fetch it again")
-
-
 def test_out_of_memory_is_told_apart(tmp_path: Path) -> None:
     def full(weights: module.Weights) -> dict[str, torch.Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(CheckpointError, match="device"):
-        StoredModule(lambda: torch.nn.Linear(1, 1), to_ours=full).load(module.Weights({}), tmp_path)
+        load_module(lambda: torch.nn.Linear(1, 1), module.Weights({}), tmp_path, full)
 
 
 PEAK = """
