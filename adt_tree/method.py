@@ -271,15 +271,6 @@ class Method:
         return not changed and (coupled or self.greedy)
 
     @property
-    def shares_noise(self) -> bool:
-        """True if a seed gives it the AR baseline's random numbers, so that equal codes mean equal choices.
-
-        The coupled rule takes them, relaxed or not; at temperature 0 there are none.
-        """
-        coupled = self.verify == "coupled" and (self.spec.module is None or bool(self.spec.verify))
-        return coupled or self.greedy
-
-    @property
     def label(self) -> str:
         """The name, with the suffixes of LANTERN and of relaxed settings that the row does not imply."""
         lantern = LANTERN_SUFFIX if self.lantern else ""

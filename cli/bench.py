@@ -228,9 +228,7 @@ def configurations(options: Options) -> dict[Configuration, Method]:
             tree = SPECS[options.model].default_tree(method.name) if fixed else method.tree
             final = replace(method, tree=tree, relaxed=Control(control) if control else method.relaxed)
             size = total_token(tree)
-            configuration = Configuration(
-                final.label, temperature, batch_size, size, shown, final.exact, final.shares_noise
-            )
+            configuration = Configuration(final.label, temperature, batch_size, size, shown, final.exact)
             distinct.setdefault((final, batch_size), configuration)
     if options.controls and not any(isinstance(method.relaxed, Control) for method, _ in distinct):
         controls = as_written(options, "controls")

@@ -116,7 +116,7 @@ def decoders(
     net = kind.from_pretrained(folder, dtype=DTYPES[model.precision], local_files_only=True)
     net = net.to(model.device).eval()
     return {
-        Configuration("transformers", sampling.temperature, 1, shares_noise=True): TransformersDecoder(
+        Configuration("transformers", sampling.temperature, 1): TransformersDecoder(
             net, model, sampling, max_prompt
         )
         for sampling in dict.fromkeys(samplings)

@@ -77,13 +77,6 @@ class Comparison:
         found = [np.nan if image.recognised is None else float(image.recognised) for image in self.scores]
         return np.array([] if np.isnan(found).all() else found)
 
-    def same_codes(self) -> np.ndarray:
-        """Returns the share of each image's codes that are those of the AR baseline. Empty for methods with
-        other random numbers, which agree by chance; how often, the AR baseline at other seeds shows."""
-        shared = self.configuration.shares_noise or self.configuration == self.configuration.other_seeds
-        images = self.images if self.scores and shared else ()
-        return np.array([np.mean(np.equal(image.codes, self.expected[image.name])) for image in images])
-
     def by_prompt(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Returns the mean of the images' values for each prompt, without prompts whose values are NaN. The
         images of one prompt are not independent, but prompts are."""
@@ -182,7 +175,6 @@ COLUMNS = {
         mean_column("nll", "NLL", Comparison.nlls, "{:.3f}"),
         mean_column("nll_over_ar", "NLL - ar", Comparison.nlls_over_ar, "{:+.3f}"),
         mean_column("recognised", "recognised", Comparison.recognised, "{:.0%}"),
-        mean_column("same_codes", "codes = AR", Comparison.same_codes, "{:.0%}"),
     )
 }  # fmt: skip
 LEGEND = """\
@@ -197,7 +189,6 @@ LEGEND = """\
   from that of `ar` for the same prompt and seed. The row *ar, other seeds* shows what chance alone does.
 - **recognised**: share of images, of those whose prompts name an original, whose nearest original has that
   name, by features of EfficientNet-Lite0 at 128 px.
-- **codes = AR**: share of codes that equal `ar`'s, for methods that share its random numbers.
 - Intervals are bootstrap 95 % intervals over prompts, of speed-up over batches of prompts. A value that does
   not apply is left out."""
 

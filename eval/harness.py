@@ -56,7 +56,6 @@ class Configuration:
     total_token: int | str | None = None  # nodes of the largest dynamic tree, root included
     varied: tuple[tuple[str, Any], ...] = ()  # the options of --vary that the method reads, with their values
     exact: bool = True  # whether it must generate the AR baseline's image at the same seed
-    shares_noise: bool = False  # whether a seed gives it the AR baseline's random numbers
 
     @property
     def name(self) -> str:

@@ -66,14 +66,11 @@ def test_bench(result: Result, words: list[str]) -> None:
     words += "--methods eagle-2 gsd eagle-2-lantern --images_per_prompt 2 --warmup 0".split()
     rows = {(row["method"], row["temperature"]): row for row in result(*words)["rows"]}
     assert len(rows) == 2 * 4 + 1 and ("ar, other seeds", 0.0) not in rows
-    floor, ar, eagle, gsd, lantern = (
-        rows[name, 1.0] for name in ("ar, other seeds", "ar", "eagle-2", "gsd", "eagle-2-lantern")
-    )
-    for key in ("nll", "recognised", "same_codes"):
+    floor, ar, eagle = (rows[name, 1.0] for name in ("ar, other seeds", "ar", "eagle-2"))
+    for key in ("nll", "recognised"):
         assert ar[key] == eagle[key] and ar[f"{key}_95"] == eagle[f"{key}_95"], key
-    assert eagle["nll_over_ar"] == 0 == max(eagle["nll_over_ar_95"]) and eagle["same_codes"] == 1
-    assert floor["nll_over_ar"] != 0 and 0 < floor["same_codes"] < 1
-    assert "same_codes" not in gsd and 0 < lantern["same_codes"] < 1 and rows["gsd", 0.0]["same_codes"] > 0.5
+    assert eagle["nll_over_ar"] == 0 == max(eagle["nll_over_ar_95"])
+    assert floor["nll_over_ar"] != 0
 
 
 def test_a_missing_network_is_refused(
