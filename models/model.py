@@ -212,9 +212,7 @@ def load_networks(
     if drafter is not None:
         net, drafter_sha = load_drafter(drafter, shape, checkpoint.dtype, checkpoint.device, layout)
     placed = weights.placed(checkpoint.device, checkpoint.dtype)
-    network = load_module(
-        lambda: Decoder(shape), placed, folder, partial(to_ours, names=names, config=shape)
-    )
+    network = load_module(lambda: Decoder(shape), placed, folder, partial(to_ours, names=names, config=shape))
     network.cut_head(codes.start, len(codes), copy=not placed.in_memory)
     return Model(
         spec=checkpoint.spec,

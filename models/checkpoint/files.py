@@ -7,7 +7,6 @@ permission give an OSError.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -142,53 +141,17 @@ def write_json(path: Path, content: object, indent: int | None = 1) -> None:
     write_atomic(path, text.encode(errors="backslashreplace"))
 
 
-def make_folder(path: Path) -> None:
-    """Makes a folder, and those around it, unless it is there. Raises UserError if one is a file or a link to
-    nothing."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        place = next(place for place in (path, *path.parents) if os.path.lexists(place))
-        raise UserError(
-            f"{place} is {'a file' if place.is_file() else 'a link to nothing'}; give a folder"
-        ) from None
-
-
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
-    """Appends an entry as a line of JSON, while no other process does. Half a line, which a killed append has
-    left, is removed first."""
-    line = json_text(entry) + "\n"
-    try:
-        with path.open("a+b") as stream:
-            with suppress(OSError):  # of a disk without locks
-                fcntl.flock(stream, fcntl.LOCK_EX)  # until it is closed
-            stream.seek(0)
-            last = stream.read().rpartition(b"\n")[2]
-            if _is_json(last):  # a whole line, whose end an editor has left out
-                line = "\n" + line
-            else:
-                stream.truncate(stream.tell() - len(last))
-            stream.write(line.encode())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    """Appends an entry as a line of JSON."""
+    with path.open("a", encoding="ascii") as stream:
+        stream.write(json_text(entry) + "\n")
 
 
 def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
-    """Returns the entries of a file of append_json, oldest first; none if there is no file. Half a line at
-    its end is left out. Raises CheckpointError if any other line is damaged."""
+    """Returns the entries of a file of append_json, oldest first; none if there is no file. Raises
+    CheckpointError if a line is damaged."""
     if not path.exists():
         return []
     with reading(path, remedy):
-        *lines, last = read_text(path).split("\n")
-        if _is_json(last):
-            lines.append(last)
-        entries = [dict(json.loads(line)) for line in lines]
+        entries = [dict(json.loads(line)) for line in read_text(path).splitlines()]
     return entries
-
-
-def _is_json(text: str | bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

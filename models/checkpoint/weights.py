@@ -14,8 +14,7 @@ import zipfile
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PosixPath, PurePosixPath
-from types import SimpleNamespace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -253,17 +252,6 @@ def _unwrapped(path: Path, stored: Iterable[Stored]) -> dict[str, Stored]:
     return tensors
 
 
-def _harmless() -> list[Any]:
-    """Returns the classes of options and counts of a training run, which a .pt may hold beside its tensors.
-    Reading them runs no code."""
-    import numpy as np
-
-    scalar: Any = np.float64().__reduce__()[0]
-    kinds = (type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int64))
-    old_names = [(scalar, "numpy.core.multiarray.scalar"), (PosixPath, "pathlib.PosixPath")]
-    return [Namespace, SimpleNamespace, PosixPath, scalar, np.dtype, *kinds, *old_names]
-
-
 def _unpickle(path: Path) -> Any:
     """Returns the content of a file of torch.save, mapped from disk unless the file has torch's old format.
 
@@ -272,7 +260,7 @@ def _unpickle(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about other pickle protocols: the error that follows is enough
         try:
-            with torch.serialization.safe_globals(_harmless()):
+            with torch.serialization.safe_globals([Namespace]):  # of the options of LlamaGen's training
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except (MemoryError, PermissionError):
             raise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models.checkpoint.config import integer, positive, section
+from models.checkpoint.config import integer, number, section
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,6 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.num_kv_heads == 0:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        apart = not self.head_size and self.hidden_size % self.num_heads
-        if apart or self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size}, num_heads {self.num_heads} and num_kv_heads "
-                f"{self.num_kv_heads} do not divide one another"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head size {self.head_dim}: rotary positions turn pairs, so it must be even")
-        if self.raster_side and self.head_dim % 4:
-            raise ValueError(
-                f"head size {self.head_dim}: rotary positions by row and column need a multiple of 4"
-            )
-        if self.rotary_size > self.head_dim:
-            raise ValueError(
-                f"rotary sections {list(self.rope_sections)} of {self.rotary_size // 2} pairs: a head of "
-                f"{self.head_dim} has only {self.head_dim // 2}"
-            )
 
     @property
     def head_dim(self) -> int:
@@ -94,7 +77,7 @@ def read_shape(fields: Mapping[str, Any], norm_eps: float = 1e-5) -> DecoderConf
         num_heads=integer(fields, "num_attention_heads"),
         num_kv_heads=integer(fields, "num_key_value_heads", default=0),
         head_size=integer(fields, "head_dim", default=0),
-        norm_eps=positive(fields, "rms_norm_eps", norm_eps),
-        rope_theta=positive(rope, "rope_theta", positive(fields, "rope_theta", 10000.0)),
+        norm_eps=number(fields, "rms_norm_eps", norm_eps),
+        rope_theta=number(rope, "rope_theta", number(fields, "rope_theta", 10000.0)),
         max_positions=integer(fields, "max_position_embeddings", default=4096),
     )

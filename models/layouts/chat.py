@@ -36,10 +36,8 @@ class ChatTokenizer:
         from transformers import AutoTokenizer
 
         folder, model = folder or checkpoint.folder, checkpoint.folder
-        if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-            raise CheckpointError(f"{folder} holds no tokenizer.json: fetch the checkpoint's text files too")
         load: Any = AutoTokenizer.from_pretrained
-        with reading(folder / "tokenizer.json"):
+        with reading(folder / "tokenizer.json", "fetch the checkpoint's text files"):
             tokenizer = load(folder, local_files_only=True, trust_remote_code=False)
         if tokenizer.chat_template is None and (folder / "chat_template.json").is_file():
             tokenizer.chat_template = read_config(folder, "chat_template.json").get("chat_template")
@@ -67,23 +65,6 @@ class ChatTokenizer:
             )
         return int(token_id)
 
-    def check_id(self, name: str, token_id: int | None) -> None:
-        """Raises CheckpointError if a special token has another id than in config.json."""
-        if self.token(name) != token_id:
-            raise CheckpointError(
-                f"{self.source}: the tokenizer has {name} at {self.token(name)}, config.json has it at "
-                f"{token_id}: give the tokenizer of this model"
-            )
-
-    def check_size(self, size: int) -> None:
-        """Raises CheckpointError if the tokenizer has ids outside a vocabulary of this size."""
-        highest = max(self.tokenizer.get_vocab().values(), default=0)
-        if highest >= size:
-            raise CheckpointError(
-                f"{self.source}: the tokenizer has ids up to {highest}, but config.json has a vocabulary of "
-                f"{size}: give the tokenizer of this model"
-            )
-
     def special(self, name: str) -> str:
         """Returns a special token by its name in tokenizer_config.json, such as bos_token. CheckpointError if
         the tokenizer does not name it."""
@@ -107,9 +88,7 @@ class ChatTokenizer:
         """Returns the user's turn, formatted by the chat template, and, if `answer`, the opening of the
         answer. CheckpointError if there is no template or it fails."""
         if self.tokenizer.chat_template is None:
-            raise CheckpointError(
-                f"{self.source}: no chat template: fetch chat_template.jinja or chat_template.json too"
-            )
+            raise CheckpointError(f"{self.source}: no chat_template.jinja: fetch it too")
         messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
         try:
             return str(

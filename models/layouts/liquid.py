@@ -45,8 +45,6 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     activation = fields.get("hidden_activation") or fields["hidden_act"]
     if activation not in (TANH, "gelu"):  # Gemma's older files say gelu and mean its tanh form
         raise ValueError(f"hidden_activation is {activation!r}: this decoder has gelu in its tanh form only")
-    if fields.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention is true: this decoder does not have that variant")
     shape = read_shape(fields | {"hidden_act": "silu"}, norm_eps=1e-6)
     return replace(shape, gelu=True, fp32_scales=True)
 
@@ -60,10 +58,8 @@ def from_gemma(state: Weights, names: Names, config: DecoderConfig) -> dict[str,
 
 
 def prompt_encoder(tokenizer: ChatTokenizer, codes: range) -> PromptEncoder:
-    """Returns an encoder of texts. CheckpointError if the tokenizer lacks begin of image or has ids of
-    codes."""
+    """Returns an encoder of texts. CheckpointError if the tokenizer lacks begin of image."""
     tokenizer.token(BEGIN_OF_IMAGE)
-    tokenizer.check_size(codes.start)
     after, negative = INSTRUCTION + BEGIN_OF_IMAGE, NEGATIVE + BEGIN_OF_IMAGE
     return tokenizer.prompts("", after, negative, CellIds(codes))
 

@@ -17,7 +17,7 @@ from typing import Any
 from adt_tree.errors import CheckpointError
 from adt_tree.grid import Grid
 from models.cell_tokens import CellIds
-from models.checkpoint.config import check_integer, positive, read_config
+from models.checkpoint.config import integer, number, read_config
 from models.checkpoint.files import reading
 from models.checkpoint.stored_module import load_module
 from models.checkpoint.weights import Weights, read_weights, weights_file
@@ -38,14 +38,10 @@ STAGES = {"t2i": 256, "t2i2": 1024}  # input_type in a drafter's config.json -> 
 
 
 def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
-    """Returns the configuration for images of `cells` codes after a prefix of `rows` rows. ValueError if the
-    codes do not form a square."""
-    side = isqrt(check_integer("block_size", cells))
-    if side * side != cells:
-        raise ValueError(f"block_size is {cells}: it must be a square number, as images are squares of codes")
+    """Returns the configuration for images of `cells` codes, a square, after a prefix of `rows` rows."""
     return replace(
         config,
-        raster_side=side,
+        raster_side=isqrt(cells),
         raster_start=rows,
         max_positions=rows + cells + SPARE,
         padded_prefix=True,
@@ -56,9 +52,9 @@ def _over_raster(config: DecoderConfig, cells: int, rows: int) -> DecoderConfig:
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Reads config.json of the HF-style layout. KeyError or ValueError names what is missing or wrong."""
     shape = read_shape(config, norm_eps=HF_NORM_EPS)
-    shape = replace(shape, rope_theta=positive(config, "rope_base", ROPE_BASE))
+    shape = replace(shape, rope_theta=number(config, "rope_base", ROPE_BASE))
     # 0 is valid: a drafter's prefix is one row shorter than its target's, and a class has one row.
-    rows = check_integer("cls_token_num", config["cls_token_num"], least=0)
+    rows = integer(config, "cls_token_num", least=0)
     return _over_raster(shape, config["block_size"], rows)
 
 
@@ -71,7 +67,7 @@ def original_config(
     a missing tensor; ValueError names a width whose number of heads is not known.
     """
     vocab_size, width = shapes["tok_embeddings.weight"]
-    heads = check_integer("n_head", fields.get("n_head") or HEADS.get(width, 0), least=0)
+    heads = fields.get("n_head") or HEADS.get(width)
     if not heads:
         raise ValueError(
             f"width {width} is none of LlamaGen's ({', '.join(map(str, HEADS))}), so its number of heads is "
@@ -86,8 +82,8 @@ def original_config(
         num_layers=1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("layers.")),
         num_heads=heads,
         num_kv_heads=(qkv_rows - width) // (2 * (width // heads)),
-        norm_eps=positive(fields, "norm_eps", ORIGINAL_NORM_EPS),
-        rope_theta=positive(fields, "rope_base", ROPE_BASE),
+        norm_eps=number(fields, "norm_eps", ORIGINAL_NORM_EPS),
+        rope_theta=number(fields, "rope_base", ROPE_BASE),
     )
     return _over_raster(shape, cells, text[0] if text else 1)
 
@@ -178,12 +174,6 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
     else:
         with reading(folder / "config.json"):
             shape = decoder_config(files.fields)
-    codes = shape.raster_side**2
-    if not files.class_conditional and codes != cells and codes in CELLS.values():
-        family = next(name for name, count in CELLS.items() if count == codes)
-        raise CheckpointError(
-            f"{folder} generates {codes} codes: say model {family!r}, not {checkpoint.spec.name}"
-        )
     checkpoint.refuse_other_size(shape.raster_side * patch)
     return shape
 
@@ -221,14 +211,9 @@ def _prompts(files: TargetFiles, checkpoint: Checkpoint, shape: DecoderConfig) -
                 f"text_encoder {encoder}: this model takes classes, not texts; leave it out"
             )
         return class_prompts(embedding["embedding_table.weight"], cells)
-    if "uncond_embedding" not in embedding:
-        raise CheckpointError(f"{files.file}: tensor {files.prompt_prefix}uncond_embedding is missing")
-    rows, features = embedding.shapes["uncond_embedding"]
-    if rows != shape.raster_start:
-        raise CheckpointError(
-            f"{files.file}: {files.prompt_prefix}uncond_embedding has {rows} rows, but cls_token_num in "
-            f"config.json is {shape.raster_start}: they belong to different models"
-        )
+    rows = shape.raster_start
+    with reading(files.file):
+        features = embedding.shapes["uncond_embedding"][1]
     options = checkpoint.options
     folder = checkpoint.part("text encoder", ENCODERS, "text_encoder")
     text = T5Text(folder, features, rows, checkpoint.device)

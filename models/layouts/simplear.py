@@ -43,8 +43,6 @@ def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     if config.get("use_sliding_window"):
         raise ValueError("use_sliding_window is true: this decoder does not have that variant")
     shape = read_shape(config, norm_eps=1e-6)
-    if shape.vocab_size <= NUM_CODES:
-        raise ValueError(f"vocab_size is {shape.vocab_size}: SimpleAR has {NUM_CODES} codes beside its text")
     return replace(shape, qkv_bias=True)
 
 
@@ -57,10 +55,9 @@ def grid_of(size: int) -> Grid:
 
 def prompt_encoder(tokenizer: ChatTokenizer, codes: range) -> PromptEncoder:
     """Returns an encoder of texts; the unconditional branch has the negative prompt. CheckpointError if the
-    tokenizer lacks the special tokens or has ids of codes."""
+    tokenizer lacks the special tokens."""
     for name in (OPENING, IMAGE_START):
         tokenizer.token(name)
-    tokenizer.check_size(codes.start)
     negative = f"{OPENING}{NEGATIVE}{IMAGE_START}"
     return tokenizer.prompts(f"{OPENING}{POSITIVE}", IMAGE_START, negative, CellIds(codes))
 

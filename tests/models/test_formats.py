@@ -8,10 +8,8 @@ import shutil
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -267,8 +265,7 @@ def test_what_training_stores_beside_the_tensors(
     state = torch.load(files.path, weights_only=True)
     content = {
         "model": state.get("model", state),
-        "args": Namespace(lr=1e-4, results=Path("runs"), best=np.float64(0.5), seen=np.int64(7)),
-        "config": SimpleNamespace(depth=2),
+        "args": Namespace(lr=1e-4, results="runs"),
         "steps": 9,
     }
     torch.save(content, files.path, _use_new_zipfile_serialization=zipped)

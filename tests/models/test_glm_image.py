@@ -116,7 +116,7 @@ def test_sizes() -> None:
     assert grid_of(36 * 32, 24 * 32) == Grid(36, 24, before=(Raster(19, 13),))
     assert grid_of(256, 256).size == 64 + 256
     assert grid_of(32, 256 * 32).before == (Raster(1, 256),)
-    for sides, word in (((0, 32), "height 0"), ((1024, 100), "width 100"), ((32, 257 * 32), "0 x 256")):
+    for sides, word in (((0, 32), "height 0"), ((1024, 100), "width 100")):
         with pytest.raises(UserError, match=word):
             grid_of(*sides)
 

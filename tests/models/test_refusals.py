@@ -86,17 +86,6 @@ def without(name: str) -> Change:
     return lambda state: state.pop(name)
 
 
-def swap(one: str, other: str, *names: str) -> Change:
-    """Returns a change that exchanges two words of a vocabulary."""
-
-    def change(config: dict[str, Any]) -> None:
-        for name in names:
-            config = config[name]
-        config[one], config[other] = config[other], config[one]
-
-    return change
-
-
 def resize(shape: tuple[int, ...], *names: str) -> Change:
     """Returns a change that gives tensors another shape."""
     return lambda state: state.update({name: torch.zeros(shape) for name in names})
@@ -124,53 +113,39 @@ CASES: list[tuple[str, str, Change, str]] = [
     ("anole", "config.json", put(head_dim=16), "not fit"),
     ("anole", "config.json", put(hidden_act="gelu"), "hidden_act"),
     ("anole", "config.json", put(attention_bias=True), "attention_bias"),
-    ("emoji", "config.json", swap("IMGIMGBAZ", "IMGIMGJZ", "vocabulary_map"), "vocabulary_map"),
-    ("emoji", "text_tokenizer.json", swap("<racm3:break>", "<eoss>", "model", "vocab"), "<racm3:break>"),
-    ("emoji", "text_tokenizer.json", put(model={"vocab": {"x": 9999}}), "9999"),
     ("anole", f"{VQGAN}/vqgan.ckpt", None, "vqgan.ckpt"),
     ("anole", f"{VQGAN}/vqgan.yaml", "model: []", "vqgan.yaml"),
-    ("anole", f"{VQGAN}/vqgan.ckpt", lambda state: state["quantize.embedding.weight"].add_(1), "vqgan.ckpt"),
     ("llamagen file", "weights", resize((40, 32), "layers.1.feed_forward.w3.weight"), "blocks.1.mlp.gate_up"),
     ("llamagen file", "weights", resize((67, 32), "tok_embeddings.weight", "output.weight"), "67 codes"),
     ("llamagen file", "config.json", None, "n_head"),
     ("llamagen classes", "config.json", '{"n_head": 4}', "target_size"),
-    ("llamagen", "config.json", put(cls_token_num=9), "cls_token_num"),
+    ("llamagen", "config.json", put(cls_token_num=9), "uncond_embedding"),
     ("llamagen", "vq_ds16_t2i.pt", None, "vq_path"),
     ("llamagen", "t5", None, "text_encoder"),
     ("llamagen", f"{T5}/config.json", put(d_model=40), "flan-t5-xl"),
     ("llamagen", f"{T5}/model.safetensors", without("encoder.final_layer_norm.weight"), "final_layer_norm"),
     ("llamagen", "drafter/config.json", put(input_type="t2i2"), "t2i2"),
-    ("llamagen", "config.json", put(block_size=1024), "llamagen2"),
-    ("llamagen", "config.json", put(block_size=18), "block_size"),
     ("llamagen", "weights", without_prompts, "model.cls_embedding."),
     ("janus_pro", "config.json", put(text_config={"num_hidden_layers": -1}), "num_hidden_layers"),
     ("emu3", "tokenizer.json", "{", "tokenizer.json"),
     ("janus_pro", "weights", without("model.generation_head.vision_head.weight"), "vision_head.weight"),
     ("janus_pro", "chat_template.jinja", None, "chat_template.jinja"),
     ("janus_pro", "chat_template.jinja", "{% for %}", "chat template"),
-    ("janus_pro", "generation_config.json", put(pad_token_id=10**6), "pad_token_id"),
-    ("janus_pro", "config.json", put(vq_config={"projection_dim": 48}), "projection_dim"),
+    ("janus_pro", "config.json", put(vq_config={"projection_dim": 48}), "head.proj_out"),
     ("emu3", "weights", without("vqmodel.decoder.conv_in.weight"), "decoder.conv_in.weight"),
     ("emu3", "config.json", lambda config: config["vocabulary_map"].pop("<|extra_200|>"), "<|extra_200|>"),
-    ("emu3", "config.json", put(vocabulary_map={"<|extra_200|>": 5}), "<|extra_200|>"),
     ("glm_image", "weights", without("model.vqmodel.quantize.embedding.weight"), "quantize.embedding"),
     ("glm_image", "weights", resize((79, 64), "lm_head.weight"), "head.weight"),
-    ("glm_image", "config.json", put(image_start_token_id=3), "image_start_token_id"),
-    ("glm_image", "config.json", put(text_config={"vision_vocab_size": 999}), "vision_vocab_size"),
-    ("glm_image", "config.json", put(text_config={"rope_parameters": {"mrope_section": [1, 2]}}), "[1, 2]"),
+    ("glm_image", "config.json", put(text_config={"vision_vocab_size": 999}), "head.weight"),
     ("glm_image", "config.json", lambda config: config.pop("image_end_token_id"), "image_end_token_id"),
-    ("glm_image", "generation_config.json", put(top_p=7), "top_p"),
     ("glm_image", f"{PROCESSOR}/tokenizer.json", None, "tokenizer.json"),
-    ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(bos_token="<sop>"), "64"),
     ("glm_image", f"{PROCESSOR}/tokenizer_config.json", put(grid_eos_token=None), "grid_eos_token"),
     ("simplear", "config.json", put(use_sliding_window=True), "use_sliding_window"),
-    ("simplear", "config.json", put(vocab_size=64_000), "vocab_size"),
-    ("simplear", "config.json", put(vocab_size=64_200), "embed.weight"),
+    ("simplear", "config.json", put(vocab_size=64_200), "64200"),
     ("simplear", "weights", without("model.layers.1.self_attn.k_proj.bias"), "k_proj.bias"),
     ("simplear", "tokenizer.json", None, "<|t2i|>"),
     ("liquid", "config.json", put(hidden_act="silu"), "hidden_activation"),
-    ("liquid", "config.json", put(head_dim=5), "head size 5"),
-    ("liquid", "config.json", put(use_bidirectional_attention=True), "use_bidirectional_attention"),
+    ("liquid", "config.json", put(head_dim=5), "head_dim"),
     *((name, file, put(**section), f"quantised by {word}: not supported")
       for name, file, section, word in (
         ("emoji", "config.json", {"quantization_config": BITSANDBYTES}, "bitsandbytes"),
@@ -179,26 +154,18 @@ CASES: list[tuple[str, str, Change, str]] = [
         ("llamagen", f"{T5}/config.json", {"quantization_config": BITSANDBYTES}, "bitsandbytes"),
     )),
     ("emoji", "config.json", "[" * 100_000, "config.json"),
-    ("emoji", "config.json", put(num_hidden_layers=10**9), "num_hidden_layers"),
-    ("emoji", "config.json", put(vocabulary_map=[1]), "vocabulary_map"),
-    ("emoji", "config.json", put(vq_config="x"), "vq_config"),
-    ("llamagen", "config.json", put(rope_base=float("nan")), "rope_base"),
 ]  # fmt: skip
 
-COUNT = (-1, 0, 1.5, True, "many", [8], {}, 10**9, 10**30)
-POSITIVE = (float("nan"), float("inf"), -1e-5, 0, "x", [1])
+COUNT = (-1, 0, 1.5, True, "many", [8], {})
 # Values of fields of config.json that cannot be, and of its vq_config.
 SIZES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"), COUNT),
     **dict.fromkeys(("intermediate_size", "max_position_embeddings"), COUNT),
-    "num_key_value_heads": (3, 10**9),
-    "rope_parameters": ("x", [1]),
-    **dict.fromkeys(("rms_norm_eps", "rope_theta"), POSITIVE),
 }
 VQ_SIZES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_embeddings", "resolution", "base_channels", "num_res_blocks"), COUNT),
-    "channel_multiplier": (0, [], [0], ["x"], [1] * 99), "attn_resolutions": ("x", 3),
-}  # fmt: skip
+    "channel_multiplier": ([0], ["x"]),
+}
 
 
 @pytest.mark.parametrize("field", [*SIZES, *VQ_SIZES])
@@ -208,7 +175,7 @@ def test_values_that_cannot_be_sizes(checkpoints: Checkpoints, field: str) -> No
     read(fields)  # control
     for value in (SIZES | VQ_SIZES)[field]:
         line = refusal(lambda value=value: read(fields | {field: value}), ValueError)
-        assert field in line or "num_kv_heads" in line, value
+        assert field in line, value
 
 
 def case_id(value: str | Change) -> str:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from adt_tree.errors import CheckpointError, UserError
+from adt_tree.errors import UserError
 from models.codecs.cosmos import LEVELS, code_vectors
 from models.codecs.vq import to_uint8
 from models.family import LoadOptions
@@ -88,15 +88,12 @@ def test_what_is_refused(files: Tiny, refused: Refused, tmp_path: Path) -> None:
     words = ["generate_images", *copy.words(), "--prompt", "sun", "--method", "ar", *trust]
     path = copy.path.parent / "Cosmos-1.0-Tokenizer-DV8x16x16" / "decoder.jit"
     torch.save({"weight": torch.ones(1)}, path)
-    assert f"{path}: holds no TorchScript" in refused(*words)
+    assert f"{path}: is damaged" in refused(*words)
     path.write_text("<!doctype html>")
     assert f"{path}: is a web page" in refused(*words)
     path.unlink()
     assert "--vq_path" in refused(*words)
     assert "--target_size 72" in refused(*words, "--target_size", 72)
-    write(path, frames=2)
-    with pytest.raises(CheckpointError, match=rf"{path}: makes .* 2, 64, 64\]"):
-        load("simplear", copy.path, options=TRUSTED).image([0] * 16)
 
 
 def test_a_model_with_pixels_is_like_any_other(files: Tiny, result: Result) -> None:

@@ -66,15 +66,6 @@ def test_pixels_are_truncated_not_rounded() -> None:
     assert (to_uint8(from_uint8(levels)).int() - levels.int()).abs().max() <= 1
 
 
-def test_config_edges() -> None:
-    """Widths that the group norm cannot split, and double latents, are refused."""
-    with pytest.raises(ValueError, match="base_channels"):
-        VQConfig(base_channels=48)
-    with pytest.raises(ValueError, match="double_latent"):
-        VQConfig.from_hf({"double_latent": True})
-    assert VQConfig().patch_size == 16
-
-
 def recorded_file(path: Path) -> Path:
     """Writes the recorded model as published: its decoder, an encoder of the right shapes, and the usage
     counter."""
@@ -156,5 +147,5 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     state = torch.load(path, weights_only=True)["model"]
     del state["decoder.conv_out.bias"]
     torch.save({"model": state}, path)
-    with pytest.raises(CheckpointError, match=r"decoder\.conv_out\.bias \[3\]"):
+    with pytest.raises(CheckpointError, match=r"decoder\.conv_out\.bias"):
         read_vq16(path, CPU)
