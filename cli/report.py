@@ -17,7 +17,7 @@ from adt_tree.errors import UserError
 from eval import acceptance, tables
 from eval.document import SECTIONS, document
 from eval.metrics.scores import SCORES, newest_scores
-from models.checkpoint.files import make_folder, write_atomic
+from models.checkpoint.files import write_atomic
 from storage import export
 from storage.command_line import CommandOptions, as_written, declare, option, positional
 from storage.run_folder import RECORDS, stored_options, stored_run
@@ -131,7 +131,7 @@ def check_runs(roots: Sequence[Path]) -> None:
     complete = True
     for root in roots:
         folder = stored_run(root, stored_options(root))
-        lines = [str(error) for _, error in folder.faults(folder.prompts)]
+        lines = [str(error) for error in folder.faults()]
         print("\n".join(lines) or f"{root}: all {len(folder.prompts)} images of its configuration are there")
         complete &= not lines
     if not complete:
@@ -194,7 +194,7 @@ def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
     from eval import figures
 
     averages = [(str(path), acceptance.average(path)["maps"]) for path in runs]
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for path, result in results.items():
         labels = [tables.label(row, result["rows"]) for row in result["rows"]]
         figures.speed(result["rows"], labels, folder / f"{name_of(path)}_speed.png")
@@ -231,6 +231,6 @@ def write_race(target: Path, runs: Sequence[Path]) -> None:
 
 def save(target: Path, content: bytes) -> None:
     """Writes a file, and its folder where there is none, and prints its size."""
-    make_folder(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, content)
     print(f"{target}: {len(content)} bytes")

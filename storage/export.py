@@ -9,7 +9,6 @@ The scorers are programs with environments of their own. They count every pictur
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import expanded, lines_of, make_folder, read_text, reading, write_atomic
+from models.checkpoint.files import expanded, lines_of, read_text, write_atomic
 from storage.prompts import repeated_name
 from storage.run_folder import png_bytes, stored_options, stored_run
 
@@ -30,7 +29,6 @@ ALL = {
     "end_idx": None,
     "images_per_prompt": IMAGES,
 }  # of their prompts
-KEYS = ("tag", "include", "prompt")  # what GenEval's scorer reads of a line
 
 
 def geneval(root: Path, target: Path) -> str:
@@ -39,7 +37,8 @@ def geneval(root: Path, target: Path) -> str:
     if source.suffix.lower() != ".jsonl":  # of another suffix the lines themselves would be the prompts
         raise UserError(f"{source}: make the run with --prompt evaluation_metadata.jsonl")
     files: dict[str, Callable[[], bytes]] = {}
-    for row, (line, paths) in enumerate(zip(metadata(source), images.values(), strict=True)):
+    lines = [line for line in lines_of(read_text(source)) if line.strip()]
+    for row, (line, paths) in enumerate(zip(lines, images.values(), strict=True)):
         files[f"{row:05}/metadata.jsonl"] = f"{line}\n".encode
         files |= {f"{row:05}/samples/{number:04}.png": path.read_bytes for number, path in enumerate(paths)}
     write(target, files)
@@ -56,17 +55,6 @@ def dpg(root: Path, target: Path) -> str:
     side, _ = sizes[0]
     write(target, {f"{name}.png": partial(square_of, paths, side) for name, paths in images.items()})
     return f"dpg_bench/compute_dpg_bench.py --image-root-path {target} --pic-num {IMAGES} --resolution {side}"
-
-
-def metadata(path: Path) -> list[str]:
-    """Returns the lines of GenEval's prompt file. Raises UserError for one that its scorer cannot read."""
-    with reading(path, "make the run with --prompt evaluation_metadata.jsonl"):
-        lines = [line for line in lines_of(read_text(path)) if line.strip()]
-        for row, fields in enumerate(map(json.loads, lines)):
-            missing = [key for key in KEYS if not isinstance(fields, dict) or key not in fields]
-            if missing:
-                raise ValueError(f"row {row} has no {missing[0]}")
-    return lines
 
 
 def images_of(root: Path) -> tuple[Path, dict[str, list[Path]], list[tuple[int, int]]]:
@@ -86,7 +74,7 @@ def images_of(root: Path) -> tuple[Path, dict[str, list[Path]], list[tuple[int, 
             f"{root} lacks {len(missing)} of {len(folder.prompts)} images ({', '.join(missing[:8])}): run it "
             f"again with --num_images -1 --images_per_prompt {IMAGES}"
         )
-    for _, error in folder.faults(folder.prompts):
+    for error in folder.faults():
         raise error
     sizes = {Image.open(folder.png(name)).size for name in folder.prompts}
     prompts = list(folder.prompts)[: len(folder.prompts) // IMAGES]
@@ -103,18 +91,11 @@ def square_of(paths: Sequence[Path], side: int) -> bytes:
 
 
 def write(target: Path, files: Mapping[str, Callable[[], bytes]]) -> None:
-    """Writes the files that a folder lacks. Raises UserError for one that is there with another content, and
-    for any other PNG there."""
-    make_folder(target)
-    others = {path.relative_to(target).as_posix() for path in target.rglob("*.png")} - files.keys()
-    if others:
-        raise UserError(
-            f"{target / min(others)} is not of this run, and the scorer would count it; remove it"
-        )
+    """Writes files into a new folder. Raises UserError if it holds anything, which the scorer might count."""
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise UserError(f"{target} is not empty: give another folder, or empty it")
     for name, content in files.items():
-        path, data = target / name, content()
-        make_folder(path.parent)
-        if not path.exists():
-            write_atomic(path, data)
-        elif path.read_bytes() != data:
-            raise UserError(f"{path} has another content; remove it, or choose another folder")
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content())

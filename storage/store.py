@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from adt_tree.errors import UserError, refuse_other
-from models.checkpoint.files import make_folder, read_json, reading, write_json
+from models.checkpoint.files import read_json, reading, write_json
 
 FINGERPRINT = "fingerprint"  # key of the settings
-REMEDY = "run the same command again, which makes it anew"
+REMEDY = "remove it and run the same command again"
 
 
 class Store:
@@ -54,7 +54,7 @@ class Store:
         Call it after the last check, because settings of a run that is refused would refuse the next one.
         """
         self._check()
-        make_folder(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self._settings, {**options, FINGERPRINT: self.fingerprint})
 
     def path(self, name: str) -> Path:
