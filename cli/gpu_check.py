@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import json_text, make_folder, write_json
+from models.checkpoint.files import json_text, write_json
 from models.registry import PUBLISHED
 from storage.command_line import CommandOptions, declare, option, positional
 
@@ -47,7 +47,7 @@ def run(options: Options) -> None:
     from eval import gpu_check
 
     folder = Path(options.output_dir)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     parts = gpu_check.parts(options.device)
     chosen = [part for name in options.parts or DEFAULT for part in parts if part.name == name]
     results = [gpu_check.run(part, folder.resolve(), 60 * options.minutes) for part in chosen]

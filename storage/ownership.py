@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from adt_tree.errors import UserError
-from models.checkpoint.files import make_folder
 
 
 @contextmanager
@@ -23,7 +22,7 @@ def owned(folder: Path, work: Sequence[str] = ()) -> Iterator[None]:
     killed. work: names of the images that this process alone makes; others may make other images in the
     folder. Raises UserError that names the owner.
     """
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     share = f".{hashlib.sha256(chr(10).join(work).encode()).hexdigest()[:8]}" if work else ""
     path = folder / f"{share}.lock"
     while True:

@@ -132,7 +132,7 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
     if source is None:
         return read_file(default, args.captions)
     if _is_stream(source):
-        return read_stream(Path(STDIN if source == "-" else source))
+        return read_file(Path(STDIN if source == "-" else source))
     if source in NAMED:
         return read_file(_find(source, Path(args.prompt_dir)), args.captions)
     if os.path.isdir(expanded(source)):
@@ -175,25 +175,16 @@ def _refuse_names(text: str) -> None:
 def read_file(path: Path, captions: str | None = None) -> list[Prompt]:
     """Returns all prompts of a file; its suffix says how to read it.
 
-    .txt: one prompt per line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if there is one.
-    .json: a list of texts, a list of objects with those keys, or COCO annotations. .jsonl: such a text or
-    object per line. captions: one of CAPTIONS, for COCO annotations alone; None: the first. Raises UserError
-    if the file is damaged or has no prompt.
+    .txt, and a pipe: one prompt per line. .tsv, .csv: a column Prompt, Caption or Text, and Name or Id if
+    there is one. .json: a list of texts, a list of objects with those keys, or COCO annotations. .jsonl: such
+    a text or object per line. captions: one of CAPTIONS, for COCO annotations alone; None: the first. Raises
+    UserError if the file is damaged or has no prompt.
     """
     with reading(path, f"give a prompt file in UTF-8 ({', '.join(SUFFIXES)})"):
-        rows = _rows(read_text(path), path.suffix.lower())
+        rows = _rows(read_text(path), path.suffix.lower() if path.is_file() else ".txt")
         prompts = _from_coco(rows, captions or CAPTIONS[0]) if isinstance(rows, dict) else _from_rows(rows)
     if not prompts:
         raise UserError(f"prompt file {path} holds no prompt")
-    return prompts
-
-
-def read_stream(path: Path) -> list[Prompt]:
-    """Returns the prompts of a pipe or the standard input, one a line. Raises UserError if there is none."""
-    with reading(path, "give one prompt a line in UTF-8"):
-        prompts = _from_rows(_rows(read_text(path), ".txt"))
-    if not prompts:
-        raise UserError(f"prompt {path}: it holds no prompt")
     return prompts
 
 
@@ -233,32 +224,27 @@ def _rows(content: str, suffix: str) -> Any:
 
 def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, str]]:
     """Returns the rows of a table by column. If the quotation marks of a .tsv are not those that programs
-    write, as in PartiPrompts, all of them are characters like any other.
-
-    Rows end at line feeds if there are any. Then a carriage return alone belongs to its cell, also outside
-    quotation marks, where pandas leaves it; the csv module would end the row there.
-    """
-    inner = next(mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in content)
-    lines = io.StringIO(re.sub("\r(?!\n)", inner, content) if "\n" in content else content, newline="")
-    table = csv.reader(
-        lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE, strict=True
+    write, as in PartiPrompts, all of them are characters like any other."""
+    lines = io.StringIO(content, newline="")
+    table = csv.DictReader(
+        lines,
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
+        strict=True,
+        restval="",
     )
-    header, rows, line = list[str](), list[dict[str, str]](), 1  # line: the first of the row
     try:
-        for cells in table:
-            if header and len(cells) > len(header):
-                raise csv.Error(f"{len(cells)} cells, the first line has {len(header)}")
-            if header and any(cells):
-                rows.append(
-                    {key: cell.replace(inner, "\r") for key, cell in zip(header, cells, strict=False)}
-                )
-            header, line = header or [cell.strip().lower() for cell in cells], table.line_num + 1
+        rows = []
+        for row in table:
+            if None in row:
+                raise csv.Error(f"{len(row) - 1 + len(row[None])} cells, the first line has {len(row) - 1}")
+            rows.append({key.strip().lower(): cell for key, cell in row.items()})
     except csv.Error as error:
         if delimiter == "\t" and quotes:
             return _table(content, delimiter, quotes=False)
         hint = f"are its quotation marks closed, and its cells with {delimiter!r} quoted?"
-        raise ValueError(f"line {line}: {error} ({hint})") from None
-    if not set(TEXT_COLUMNS) & set(header):
+        raise ValueError(f"near line {table.line_num}: {error} ({hint})") from None
+    if rows and not set(TEXT_COLUMNS) & set(rows[0]):
         columns = f"no column Prompt, Caption or Text; columns are separated by {delimiter!r}"
         raise ValueError(f"its first line names {columns}")
     return rows
@@ -322,16 +308,9 @@ def _from_coco(data: dict, captions: str) -> list[Prompt]:
 
 
 def _check(prompts: Sequence[Prompt], source: str) -> None:
-    """Raises UserError if two prompts have one name, or if a text cannot be written as UTF-8."""
+    """Raises UserError if two prompts have one name."""
     seen: set[str] = set()
     for prompt in prompts:
         if prompt.name in seen:
             raise UserError(f"prompts of {source[:80]}: two have the name {prompt.name!r}: rename one")
         seen.add(prompt.name)
-        try:
-            f"{prompt.name}{prompt.text}{prompt.facts}".encode()
-        except UnicodeEncodeError:
-            raise UserError(
-                f"prompts of {source[:80]!a}: prompt {prompt.name!a} is not UTF-8 text (a lone surrogate in "
-                f"{prompt.text[:40]!a}); repair it"
-            ) from None

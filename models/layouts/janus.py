@@ -39,15 +39,15 @@ EMBED = f"{TEXT}embed_tokens.weight"
 ALIGNER, HEAD = "model.generation_aligner.", "model.generation_head."
 CODES = "model.generation_embeddings.weight"
 # Defaults of transformers' classes, for older config.json files, which leave these fields out.
-LLAMA_FIELDS = {
+LLAMA_FIELDS: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "max_position_embeddings": 2048,
 }  # fmt: skip
-VQ_FIELDS = {
+VQ_FIELDS: dict[str, Any] = {
     "embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "in_channels": 3, "base_channels": 128,
     "channel_multiplier": (1, 1, 2, 2, 4), "num_res_blocks": 2, "projection_dim": 2048,
 }  # fmt: skip
-VISION_FIELDS = {"image_size": 384, "patch_size": 16}
+VISION_FIELDS: dict[str, Any] = {"image_size": 384, "patch_size": 16}
 
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -164,13 +164,12 @@ def test_accelerate_launch_trains_in_two_processes(
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=1e-4)
 
 
-LAUNCHED: dict[str, tuple[int, int] | str] = {  # variables of a process -> its number and their count
+LAUNCHED: dict[str, tuple[int, int]] = {  # variables of a process -> its number and their count
     "": (0, 1), "RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=4": (1, 2),
     "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4": (2, 4), "PMI_RANK=1 PMI_SIZE=3": (1, 3),
     "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8": (3, 4),
     "SLURM_PROCID=0 SLURM_NTASKS=1": (0, 1), "SLURM_PROCID=0": (0, 1), "SLURM_NTASKS=4": (0, 1),
-    "SLURM_PROCID=0 SLURM_NTASKS=4": "SLURM_NTASKS=4 outside of srun",
-    "PMI_RANK=3 PMI_SIZE=3": "PMI_RANK=3 with PMI_SIZE=3", "RANK=3 WORLD_SIZE=": "WORLD_SIZE=",
+    "SLURM_PROCID=0 SLURM_NTASKS=4": (0, 1),
 }  # fmt: skip
 
 
@@ -178,12 +177,7 @@ LAUNCHED: dict[str, tuple[int, int] | str] = {  # variables of a process -> its 
 def test_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch, variables: str) -> None:
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
-    expected = LAUNCHED[variables]
-    if isinstance(expected, str):
-        with pytest.raises(UserError, match=expected):
-            worker()
-    else:
-        assert worker() == expected
+    assert worker() == LAUNCHED[variables]
 
 
 @pytest.mark.parametrize("command", ["bench", "generate_train_data"])

@@ -15,7 +15,7 @@ from eval import gpu_check
 from eval.gpu_check import Part
 from eval.profile import memory
 from eval.tables import STORED
-from models.checkpoint.files import make_folder, write_json
+from models.checkpoint.files import write_json
 from storage.process import environment
 from tests.conftest import Run
 
@@ -77,7 +77,7 @@ def test_a_part_is_a_process(tmp_path: Path) -> None:
     sleeper = Part("emoji", ("-c", "import time; time.sleep(60)"))
     assert "0 s" in gpu_check.run(sleeper, tmp_path, 0.2)["failed"]
     for code, kept in ((environment("cpu")["code"], True), ("of another checkout", False)):
-        make_folder(tmp_path / sleeper.folder)
+        (tmp_path / sleeper.folder).mkdir()
         write_json(tmp_path / sleeper.folder / STORED, {"environment": {"code": code}})
         assert ("failed" not in gpu_check.run(sleeper, tmp_path, 0.2)) is kept
 
