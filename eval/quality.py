@@ -1,7 +1,9 @@
 """bench --quality: the scores of every image, and the AR baseline at other seeds.
 
 A score means something only beside its floor, the score of a second sample of the AR baseline. So the
-baseline is measured at two seeds for each image. Dimensions: N images of P x P pixels, F features.
+baseline is measured at two seeds for each image. Likelihood is that of the guided distribution at temperature
+1 without filters, so images at any temperature compare, and a code that a filter would exclude has a finite
+value.
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from adt_tree.roles import Request
+from adt_tree.roles import Request, Target
+from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
+from adt_tree.tree import DraftTree
+from adt_tree.verify import Verdict
 from eval.harness import Decodes, Outcome
-from eval.likelihood import NODES, nll
 from eval.metrics.recogniser import Recogniser
 from models.model import Model
 from storage.measurements import Measured
 from storage.prompts import image_seed
 
 BATCH = 64  # images that are recognised at once
+NODES = 128  # codes of a pass that computes likelihoods
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,26 @@ class OtherSeeds:
         """Yields the outcome of every step."""
         others = (replace(request, seed=image_seed(request.seed, request.name)) for request in requests)
         return self.engine.steps(others)
+
+
+def nll(target: Target, sampling: Sampling, prompt: object, image: Sequence[int]) -> float:
+    """Returns the mean of -log p over the codes of an image, each after those before it in raster order.
+    target: with a slot and room for NODES nodes."""
+    ends = [target.grid.is_row_end(position) for position in range(target.grid.length)]
+    following = iter(image)
+    cells = torch.tensor([0 if end else next(following) for end in ends], device=target.device)
+    logits = target.prefill(0, prompt).logits[:, None]
+    settings, first = PassSampling.uniform(sampling, logits.device), 0
+    values = [log_probs(logits, settings)[:, cells[0]]]
+    for codes in cells[:-1].split(NODES):  # each code as the parent of the next
+        depths = torch.arange(len(codes), device=target.device)[None]
+        ancestors, every = depths[..., None] >= depths[:, None], torch.ones_like(depths, dtype=torch.bool)
+        tree = DraftTree(codes[None], (depths - 1).clamp(min=0), depths, ancestors, every, len(codes) - 1, 1)
+        log_p = log_probs(target.forward(tree, [first]).logits[:, 0], settings)
+        target.commit(tree, Verdict(depths, depths[:, -1] + 1, codes[None]))
+        values.append(log_p.gather(1, cells[first + 1 : first + 1 + len(codes), None])[:, 0])
+        first += len(codes)
+    return -float(torch.cat(values)[~torch.tensor(ends)].mean())
 
 
 @torch.inference_mode()

@@ -19,7 +19,6 @@ from models.target import EncodedPrompt
 from serve.api_errors import ApiError, failure, invalid, json_response
 from serve.image_request import ImageRequest, check_model, engine_key, method_of, parse, size_of
 from serve.job import Job, News, Order
-from serve.metrics import since
 from serve.service import Service
 
 SEED_BITS = 48  # of a seed that the server chooses; JavaScript represents such a number exactly
@@ -114,13 +113,13 @@ async def paint(news: News, image_request: ImageRequest, service: Service) -> st
     except Exception:
         news.job.failed = True
         raise
-    whole, started = len(codes) == service.pipe.model.grid.size, news.job.submitted
+    whole = len(codes) == service.pipe.model.grid.size
     if image_request.stream and not news.job.shown:
-        service.metrics.first_partial.observe(since(started))
+        service.metrics.first_partial.observe(time.perf_counter() - news.job.submitted)
     news.job.shown = True
     if whole:
         news.job.finished = True
-        service.metrics.finish(since(started))
+        service.metrics.finish(news.job.submitted)
     return picture
 
 

@@ -48,8 +48,9 @@ class Metrics:
         self._calls.inc(len(steps))
         self._seconds.inc(steps[0].ms / 1e3 if steps else 0.0)
 
-    def finish(self, seconds: float) -> None:
-        """Counts an image that was finished so many seconds after its request."""
+    def finish(self, started: float) -> None:
+        """Counts a finished image whose request came at a time of time.perf_counter()."""
+        seconds = time.perf_counter() - started
         self.images["completed"].inc()
         self._image.observe(seconds)
         self.image_seconds += (seconds - self.image_seconds) / 10
@@ -57,8 +58,3 @@ class Metrics:
     def text(self) -> bytes:
         """Returns all figures."""
         return generate_latest(self._registry)
-
-
-def since(started: float) -> float:
-    """Returns the seconds since a time of time.perf_counter()."""
-    return time.perf_counter() - started

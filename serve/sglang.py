@@ -25,7 +25,6 @@ from serve.api_errors import ApiError, invalid, json_response
 from serve.image_request import MAX_SEED, Fields, engine_key, fields_of, validated
 from serve.images import check_length, chosen, read_body, unless_gone
 from serve.job import Job, Order
-from serve.metrics import since
 from serve.service import Service
 
 Sides = Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=3, max_length=3)]
@@ -134,7 +133,7 @@ async def answer(order: Order, images: ImageTokens, is_list: bool, service: Serv
         if news.error:
             raise news.error
         news.job.finished = True
-        service.metrics.finish(since(news.job.submitted))
+        service.metrics.finish(news.job.submitted)
     entries = [entry(job, images) for job in order.jobs]
     return json_response(entries if is_list else entries[0])
 

@@ -7,7 +7,6 @@ without a network (HF_HUB_OFFLINE=1).
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,8 +96,6 @@ def _fault(hub_id: HubId, error: Exception) -> str:
     if isinstance(error, errors.GatedRepoError):
         page = f"https://huggingface.co/{hub_id.repo}"
         return f"accept its licence at {page} and log in (`hf auth login`, or HF_TOKEN)"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"no revision {hub_id.revision}: give a branch, tag or commit of this repository"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "no path here and no repository on the hub: check the spelling (private ones need HF_TOKEN)"
     if isinstance(error, errors.LocalEntryNotFoundError):
@@ -106,6 +103,4 @@ def _fault(hub_id: HubId, error: Exception) -> str:
             "no path here, the hub cannot be reached, and its cache does not hold all of it: connect (a "
             "download is resumed), or give a folder (scripts/get_ckpts.sh fetches those of README)"
         )
-    if getattr(error, "errno", None) == errno.ENOSPC:
-        return "the disk is full: free some space, or point HF_HOME to another disk"
     return reason(error)

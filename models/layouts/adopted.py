@@ -8,8 +8,9 @@ decoding also copies all layers into oneDNN's layout (models.decoder.packed).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -86,7 +87,7 @@ def adopt(model: Any, tokenizer: Any | None, options: LoadOptions) -> Model:
         state = state.beside(read_weights(folder))
     loaded = InMemory(model.config.to_dict(), state, _tokenizer(kind, tokenizer, model))
     ours = spec.reader.load(Checkpoint(spec, folder, drafter, DTYPES[precision], device, options, loaded))
-    return replace(ours, check=Unchanged(ref(model), versions(model)))
+    return replace(ours, check=unchanged(model))
 
 
 def versions(model: Any) -> tuple[int, ...]:
@@ -94,17 +95,16 @@ def versions(model: Any) -> tuple[int, ...]:
     return tuple(0 if part.is_inference() else part._version for part in model.parameters())
 
 
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """Raises UserError once the parameters of an adopted model have changed. It keeps no model alive."""
+def unchanged(model: Any) -> Callable[[], None]:
+    """Returns a function that raises UserError once the parameters of a model have changed. It keeps no model
+    alive."""
+    kept, at = ref(model), versions(model)
 
-    model: ref[Any]
-    versions: tuple[int, ...]
-
-    def __call__(self) -> None:
-        model = self.model()
-        if model is not None and versions(model) != self.versions:
+    def check() -> None:
+        if (present := kept()) is not None and versions(present) != at:
             raise UserError("the model of transformers has changed since: call from_transformers again")
+
+    return check
 
 
 def _tokenizer(kind: str, tokenizer: Any, model: Any) -> Any:

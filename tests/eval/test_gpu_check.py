@@ -77,7 +77,7 @@ def test_a_part_is_a_process(tmp_path: Path) -> None:
     sleeper = Part("emoji", ("-c", "import time; time.sleep(60)"))
     assert "0 s" in gpu_check.run(sleeper, tmp_path, 0.2)["failed"]
     for code, kept in ((environment("cpu")["code"], True), ("of another checkout", False)):
-        (tmp_path / sleeper.folder).mkdir()
+        (tmp_path / sleeper.folder).mkdir(exist_ok=True)
         write_json(tmp_path / sleeper.folder / STORED, {"environment": {"code": code}})
         assert ("failed" not in gpu_check.run(sleeper, tmp_path, 0.2)) is kept
 

@@ -8,7 +8,7 @@ import torch
 from adt_tree.grid import Grid
 from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
-from eval.likelihood import nll
+from eval.quality import nll
 from tests.support.tabular import TabularTarget, append, table
 
 CODES = [2, 0, 3, 1, 1, 2]
@@ -18,7 +18,7 @@ CODES = [2, 0, 3, 1, 1, 2]
 @pytest.mark.parametrize("row_ends", [False, True])
 def test_nll(nodes: int, row_ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of codes of a pass does not matter. Row ends are in the prefix, and not in the mean."""
-    monkeypatch.setattr("eval.likelihood.NODES", nodes)
+    monkeypatch.setattr("eval.quality.NODES", nodes)
     grid, sampling = Grid(2, 3, row_ends=row_ends), Sampling(guidance=1.5)
     logits = table(1, grid.length)
     log_p, state, expected = (

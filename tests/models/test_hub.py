@@ -80,12 +80,11 @@ def test_what_is_fetched(hub: Hub, tmp_path: Path) -> None:
 ERRORS = [
     (errors.GatedRepoError("x", response=RESPONSE), "https://huggingface.co/a/b"),
     (errors.RepositoryNotFoundError("x", response=RESPONSE), "HF_TOKEN"),
-    (errors.RevisionNotFoundError("x", response=RESPONSE), "revision v9"),
     (errors.LocalEntryNotFoundError("two\nlines"), "cache"),
     (errors.HfHubHTTPError("503 busy\nmore", response=RESPONSE), "503 busy"),
     (errors.HFValidationError("bad id"), "bad id"),
     (ConnectionError("no route"), "no route"),
-    (OSError(28, "No space left on device"), "HF_HOME"),
+    (OSError(28, "No space left on device"), "No space left"),
 ]
 
 
