@@ -108,7 +108,7 @@ def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, st
     the prompt file. Raises UserError if an image has no prompt, a prompt has two images, there are fewer
     pairs than count, or count is -1 and a prompt has no image.
     """
-    paths = images_of(folder, -1, (options[0], "--how_many"))
+    paths = images_of(folder, -1, (options[0], "how_many"))
     prompts = prompts_of(Path(folder), source, options[1])
     by_name = {file_name(prompt.name): prompt for prompt in prompts}
     images: dict[str, Path] = {}
@@ -133,7 +133,7 @@ def pairs_of(folder: str, source: str | None, count: int, options: tuple[str, st
     missing = [prompt.name for prompt in prompts if prompt.name not in images]
     if len(pairs) < count or (count < 0 and missing):
         raise UserError(
-            f"--how_many {count}: {len(pairs)} of {len(prompts)} prompts have an image, "
+            f"how_many {count}: {len(pairs)} of {len(prompts)} prompts have an image, "
             f"{_first_names(missing) or 'none'} missing; generate the rest, or give the number there is"
         )
     return pairs if count < 0 else pairs[:count]

@@ -21,7 +21,7 @@ def scores_path(folder: str, path: str | None) -> Path:
     Call it before anything is measured: it raises UserError if the folder of path does not exist.
     """
     if path and not Path(path).parent.is_dir():
-        raise UserError(f"--scores {path}: there is no folder {Path(path).parent}; make it or choose another")
+        raise UserError(f"scores {path}: there is no folder {Path(path).parent}; make it or choose another")
     return Path(path) if path else Path(folder) / SCORES
 
 

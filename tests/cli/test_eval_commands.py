@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from cli import evaluate
 from eval.metrics import networks, pictures
 from eval.metrics.clip import aesthetic, load_clip
 from eval.metrics.distances import frechet
+from eval.metrics.measures import MEASURES
 from eval.metrics.scores import newest_scores
 from models.checkpoint.files import read_json_lines
 from tests.conftest import Refused, Result, Run
@@ -103,7 +103,7 @@ def test_hps(result: Result, run_folder: Path, tmp_path: Path, monkeypatch: pyte
     """The score is the mean over whole images, prepared one at a time. No words are put before the
     prompts."""
     name, path = tiny.hps(tmp_path)
-    monkeypatch.setattr("cli.evaluate.HPS_CLIP", name)
+    monkeypatch.setattr("eval.metrics.measures.HPS_CLIP", name)
     entry = result("eval_hpsv2", "--image_path", run_folder, "--hps_path", path, "--how_many", 4)
     clip, cosines = load_clip(name, "--hps_path", CPU, path), []
     mean, std = (torch.tensor(clip.model.visual.preprocess_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
@@ -185,7 +185,7 @@ def test_a_score_that_is_not_finite_is_null(
     run: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last line is JSON for readers that take no NaN, and so is the record."""
-    monkeypatch.setitem(evaluate.MEASURES, "effnet_fd", lambda *_: {"effnet_fd": float("nan"), "x": 1.5})
+    monkeypatch.setitem(MEASURES, "effnet_fd", lambda *_: {"effnet_fd": float("nan"), "x": 1.5})
     status, out, _ = run("eval_quality", "--image_path", run_folder, "--ref_dir", run_folder)
     line, record = out.splitlines()[-1], (run_folder / "scores.jsonl").read_text()
     for text in (line, record):
