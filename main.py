@@ -84,9 +84,8 @@ def dispatch(argv: Sequence[str]) -> None:
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         raise UserError(f"main.py: {name!r} is unknown; {hint}")
     options = options_of(name)
-    parsed = options.parse(argv[1:], f"main.py {name}", COMMANDS[name])
     try:
-        module_of(name).run(parsed)
+        module_of(name).run(options.parse(argv[1:], f"main.py {name}", COMMANDS[name]))
     except UserError as error:
         error.args = (with_flags(str(error), options),)
         raise

@@ -234,11 +234,16 @@ def configurations(options: Options) -> dict[Configuration, Method]:
         controls = as_written(options, "controls")
         raise UserError(f"{controls}: none of --methods is exact and drafts; leave it out")
     given = {name: as_written(options, name) for name in (*VARIABLE, *OTHERS)}
-    for name, words in (given | {name: f"--vary {name}" for name in varied}).items():
-        if words and name not in read:
+    for name, written in (given | {name: words(pairs) for name, pairs in varied.items()}).items():
+        if written and name not in read:
             names = " ".join(dict.fromkeys(("ar", *options.methods)))
-            raise UserError(f"{words}: none of --methods {names} reads it; leave it out")
+            raise UserError(f"{written}: none of --methods {names} reads it; leave it out")
     return {configuration: method for (method, _), configuration in distinct.items()}
+
+
+def words(pairs: Sequence[tuple[str, Any]]) -> str:
+    """Returns an option of --vary and its values as they were written."""
+    return f"--vary {pairs[0][0]}={','.join(str(value) for _, value in pairs)}"
 
 
 def values_of(options: Options) -> dict[str, list[tuple[str, Any]]]:
@@ -247,10 +252,10 @@ def values_of(options: Options) -> dict[str, list[tuple[str, Any]]]:
     varied: dict[str, list[tuple[str, Any]]] = {}
     for name, values in options.vary:
         varied.setdefault(name, []).extend((name, value) for value in values)
-    for name, pairs in varied.items():
+    for pairs in varied.values():
         for method in options.methods:
             if not any(takes(METHODS[split_name(method)[0]], *pair) for pair in pairs):
-                raise UserError(f"--vary {name}: method {method} takes none of these values; leave it out")
+                raise UserError(f"{words(pairs)}: method {method} takes none of these values; leave it out")
     return varied
 
 

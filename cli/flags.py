@@ -37,4 +37,4 @@ def with_flags(line: str, cls: type[CommandOptions]) -> str:
     if ":" in rest or name.endswith(":"):
         bare = name.removesuffix(":")
         line = flags.get(bare, bare) + line.removeprefix(bare)
-    return re.sub(r"(?<![\w./-])\w+[_.]\w+(?![\w./-])", lambda word: flags.get(word[0], word[0]), line)
+    return re.sub(r"(?<![\w./-])\w+[_.]\w+(?![\w./=-])", lambda word: flags.get(word[0], word[0]), line)

@@ -44,7 +44,7 @@ class TrainedOptions(StageOptions):
 def main(kind: type[Kind], run: Callable[[Kind], None], text: str) -> None:
     """Runs a stage from the command line. A UserError ends it with one line and status 2."""
     try:
-        run(kind.parse(sys.argv[1:], f"python {sys.argv[0]}", text))
+        run(kind.parse(sys.argv[1:], f"python -m recipes.emoji.{Path(sys.argv[0]).stem}", text))
     except UserError as error:
         if "--debug" in sys.argv:
             raise

@@ -266,6 +266,7 @@ def test_a_command_inherits_groups_and_changes_their_defaults(tmp_path: Path) ->
         ("batch_size 9: batch_size 2 fits", "--batch_size 9: --batch_size 2 fits"),
         ("runs/output_dir/x has no model_type", "runs/output_dir/x has no model_type"),
         ("prompt files end in .txt", "prompt files end in .txt"),
+        ("--vary seed_cells=left: no method reads it", "--vary seed_cells=left: no method reads it"),
     ],
 )
 def test_a_message_of_the_library_names_flags(line: str, shown: str) -> None:

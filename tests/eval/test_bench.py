@@ -110,7 +110,7 @@ def test_a_value_that_a_method_cannot_take_is_left_out_for_it() -> None:
         *[("sjd", cells) for cells in ("random", "left", "above")],
         ("eagle-2",),
     ]
-    with pytest.raises(UserError, match="--vary seed_cells: method self-draft"):
+    with pytest.raises(UserError, match="--vary seed_cells=random: method self-draft"):
         names("--methods self-draft sjd --vary seed_cells=random")
 
 
