@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import ClassVar
 
 from adt_tree.errors import UserError, instance, shown
@@ -38,8 +38,8 @@ class Relaxed:
     raster_order: ClassVar[bool] = True  # the codes of an image are committed one after the other
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """The settings that a user may change."""
+    def settings(self) -> tuple[str, ...]:
+        """The names of the settings that a user may change."""
         return tuple(item.name for item in fields(self))
 
     @property
@@ -87,8 +87,10 @@ class MethodSpec:
             "rules": "rejection" in self.verify,
             "seed_cells": bool(self.seed_cells),
         }
-        names = ("budget",) if self.chain else getattr(self.tree, "__dataclass_fields__", ())
-        relaxed = self.relaxed.options if self.relaxed else ()
+        names = [item.name for item in fields(self.tree)] if is_dataclass(self.tree) else []
+        if self.chain:
+            names = ["budget"]
+        relaxed = self.relaxed.settings if self.relaxed else ()
         of_tree = (f"tree.{name}" for name in names)
         return frozenset((*of_tree, *relaxed)) | {name for name, reads in read.items() if reads}
 

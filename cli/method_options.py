@@ -324,7 +324,7 @@ def relaxed_rule(options: DecodingOptions, spec: MethodSpec) -> Relaxed | None:
     distribution, or does so without these options."""
     if spec.relaxed is None:
         return None
-    given = {name: getattr(options, name) for name in spec.relaxed.options}
+    given = {name: getattr(options, name) for name in spec.relaxed.settings}
     changes = {name: value for name, value in given.items() if value is not None}
     return replace(spec.relaxed, **changes) if changes else spec.usual_relaxed
 

@@ -70,7 +70,7 @@ def middle_of_image(
     dims = footprint.published_dimensions(name)
     published = dims.decoder.num_layers
     if layers is not None and layers > published:
-        raise UserError(f"--layers {layers}: {name} has {published}")
+        raise UserError(f"layers {layers}: {name} has {published}")
     dims = replace(dims, decoder=replace(dims.decoder, num_layers=layers or published))
     grid, before = middle_rows(dims, codes)
     return random_model(name, dims, grid, DTYPES[precision], torch.device(device)), before

@@ -218,10 +218,10 @@ def curve(row: Row, rows: Sequence[Row]) -> str:
 def insert(file: Path, name: str, text: str) -> None:
     """Replaces the text between a document's markers. Raises UserError if it has none of that name."""
     first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-    with reading(file, "give a document by --into"):
+    with reading(file, "give another document"):
         before = read_text(file)
     head, start, rest = before.partition(first)
     _, end, tail = rest.partition(last)
     if not (start and end):
-        raise UserError(f"--into {file}: has no lines {first} and {last}")
+        raise UserError(f"{file}: has no lines {first} and {last}; add them")
     write_atomic(file, f"{head}{first}\n{text}\n{last}{tail}".encode())

@@ -84,7 +84,7 @@ class Rows(Numbers):
     raster_order: ClassVar[bool] = False
 
     @property
-    def options(self) -> tuple[str, ...]:
+    def settings(self) -> tuple[str, ...]:
         return ("row_start",)
 
     @property
@@ -106,7 +106,7 @@ class Control(Relaxed):
             raise UserError(f"control {self.accept!r}: choose one of {', '.join(CONTROLS)}")
 
     @property
-    def options(self) -> tuple[str, ...]:
+    def settings(self) -> tuple[str, ...]:
         return ()
 
     @property

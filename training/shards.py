@@ -193,7 +193,7 @@ def read_shards(roots: Sequence[Path], model: Model) -> Shards:
         index = read_index(root)
         facts = origin(model, index.get("weights") is not None, bool(index.get("features")))
         del facts["model"]  # a name: the same weights may have another
-        remedy = "give that target as --model_path, or images of this one"
+        remedy = "give that target as model_path, or images of this one"
         refuse_other(index, facts, f"{root} holds images of another target:", remedy)
         shards.has_features &= bool(index["features"])
         held = hashlib.sha256(json.dumps(index["shards"]).encode())

@@ -157,7 +157,7 @@ def read_features(path: Path, digest: str, count: int) -> Tensor:
 
     Raises UserError if the file is damaged, holds fewer, or was computed by a network of another digest.
     """
-    with reading(path, "delete this --fname_precalc, and it is written again"):
+    with reading(path, "delete this fname_precalc, and it is written again"):
         with safe_open(path, framework="pt") as file:
             computed_by, rows = (file.metadata() or {}).get("weights"), file.get_tensor("features")
         if computed_by != digest:

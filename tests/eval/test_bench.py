@@ -192,7 +192,7 @@ def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch
     assert pipe.model.decoder.config.num_layers == len(pipe.model.decoder.blocks) == 1
     assert pipe.model.grid == Grid(2, 4, row_ends=True)
     assert [prompt.name for prompt in prompts] == ["0", "1", "0.1", "1.1"]
-    with pytest.raises(UserError, match="--layers 3"):
+    with pytest.raises(UserError, match="layers 3"):
         load(parsed("--model lumina_mgpt --random_weights --layers 3"), need_drafter=False)
 
 
