@@ -80,7 +80,7 @@ def resume(root: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def cut_log(root: Path, step: int) -> None:
-    """Creates the run's folder, and removes rows after `step` and half a row at its end from its log."""
+    """Creates the run's folder, and removes rows after `step` from its log."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / LOG
     if not path.exists():

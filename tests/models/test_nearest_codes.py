@@ -66,8 +66,8 @@ def test_where_tables_lie(table: Path, tmp_path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "rows": (lambda t: t[:100], "100.*256"),
     "columns": (lambda t: t[:, :3], "lantern_k"),
-    "range": (lambda t: t + 1, "255"),
-    "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "neighbour"),
+    "range": (lambda t: t + 1, "256"),
+    "self": (lambda t: np.where(t == 7, np.arange(256)[:, None], t).astype(np.uint16), "nearest first"),
     "order": (lambda t: t[:, ::-1], "nearest first"),
     "other": (lambda t: np.roll(t, 1, axis=1), "nearest first"),
     "floats": (lambda t: t.astype(np.float32), "float32"),

