@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.support.checkpoints import Checkpoints
 from tests.support.runs import ROOT, images, python
 
-FAMILIES = ("llamagen", "glm_image")  # T5 runs in transformers; codes without pixels
+# T5 runs in transformers; codes without pixels.
+FAMILIES = {"llamagen": "", "glm_image": "--height 64 --width 64"}
 JANUS = "ckpts/janus_pro/Janus-Pro-1B"  # the checkpoint that the documents name
 
 
@@ -32,8 +33,8 @@ def python_block(document: str) -> str:
 def test_generate_images(checkpoints: Checkpoints, tmp_path: Path) -> None:
     options = "--prompt heart --num_images 1 --method self-draft --output_dir".split()
     lines = [
-        ["generate_images", *checkpoints[family].words(), *options, str(tmp_path / family)]
-        for family in FAMILIES
+        ["generate_images", *checkpoints[family].words(), *size.split(), *options, str(tmp_path / family)]
+        for family, size in FAMILIES.items()
     ]
     run("-c", f"import main; assert not any([main.main(words) for words in {lines!r}])")
     assert [len(images(tmp_path / family)) for family in FAMILIES] == [1, 0]

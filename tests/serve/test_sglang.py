@@ -7,6 +7,7 @@ image, and of generate_prior_tokens_batch, in its class GlmImageAR.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import httpx
@@ -64,6 +65,7 @@ def post(live: Running, payload: Any, **more: Any) -> httpx.Response:
     return httpx.post(f"{live.site}/generate", json=payload, timeout=60, **more)
 
 
+@cache
 def offline(theirs: Theirs, text: str, seed: int, sampling: Sampling = SAMPLED) -> list[int]:
     """Returns the codes that Pipeline makes, the preview's first."""
     return theirs.ours(*SIZE)(text, sampling=sampling, seed=seed).codes[0]

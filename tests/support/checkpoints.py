@@ -15,7 +15,7 @@ from tests.support import published, tiny, tiny_glm_image, tiny_llamagen, tiny_t
 from training.new_drafter import default_fields, new_drafter, write_drafter
 
 LOAD = LoadOptions()
-# Pixels along the side of an image, for the families that support several sizes.
+# Pixels along the side of an image, for the families that support several sizes by target_size.
 SIDE = {"lumina_mgpt": 8, "emu3": tiny_transformers.SIZE, "simplear": 64}
 
 
@@ -73,7 +73,8 @@ class Tiny:
 
     def load(self, need_drafter: bool = True, side: int | None = None) -> Model:
         """Returns the model with its drafter."""
-        options = LoadOptions(target_size=side or SIDE.get(self.family))
+        small = 64 if self.family == "glm_image" else None
+        options = LoadOptions(target_size=side or SIDE.get(self.family), height=small, width=small)
         drafter = self.drafter if need_drafter else None
         return load(self.family, self.path, drafter, need_drafter=need_drafter, options=options)
 
