@@ -22,8 +22,7 @@ from recipes.emoji.data import sha256
 from recipes.emoji.pictures import Pictures
 from recipes.emoji.recognise import write_views
 from recipes.emoji.restore import STATE, write_state
-from recipes.emoji.stage import StageOptions, main
-from recipes.emoji.target import saved_state
+from recipes.emoji.stage import StageOptions, main, saved_state
 from recipes.emoji.tokenizer import VQ
 from storage.command_line import declare, option
 
@@ -83,8 +82,7 @@ def run(options: Options) -> None:
     """Writes the checkpoint from the files of the other stages."""
     work, out = Path(options.work_dir), Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    target = saved_state(work)
-    tokenizer = torch.load(work / "tokenizer.pt", map_location="cpu", weights_only=True)
+    target, tokenizer = saved_state(work, "target"), saved_state(work, "tokenizer")
     shape = DecoderConfig(**target["config"])
     state = scatter(target["model"], decoder_names(shape), shape)
     state |= {f"{VQ}{name}": tensor for name, tensor in tokenizer["model"].items()}

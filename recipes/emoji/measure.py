@@ -9,7 +9,7 @@ import torch
 
 from recipes.emoji import target
 from recipes.emoji.pictures import Pictures
-from recipes.emoji.stage import main, use_device
+from recipes.emoji.stage import main, saved_state, use_device
 from recipes.emoji.tokenizer import Tokenizer, figures
 from storage.command_line import declare, option
 
@@ -27,7 +27,7 @@ def run(options: Options) -> None:
     pictures = Pictures(work)
     fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(options.num_pictures))))
     trainer = target.Trainer(options, device)
-    trainer.resume(target.saved_state(work))
+    trainer.resume(saved_state(work, "target"))
     state = {"trained_pictures": trainer.num_pictures, "trained_s": round(trainer.spent_s)}
     losses = trainer.validation(options.num_pictures)
     print(

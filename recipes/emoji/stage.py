@@ -39,6 +39,7 @@ class TrainedOptions(StageOptions):
     threads: int = option("torch threads on the CPU", 2, least=1)
     seed: int = option("seed of the initial weights", 0)
     save_steps: int = option("steps between saved states", 250, least=1)
+    batch_size: int = option("pictures per step", 16, least=1)
 
 
 def main(kind: type[Kind], run: Callable[[Kind], None], text: str) -> None:
@@ -58,9 +59,21 @@ def save_checkpoint(path: Path, payload: dict) -> None:
         torch.save(payload, stream)
 
 
-def load_checkpoint(path: Path) -> dict | None:
-    """Returns the payload, on the CPU; None if there is no such file."""
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+def saved_state(work: Path, stage: str) -> dict:
+    """Returns the state that a stage has saved, on the CPU. Raises UserError if there is none."""
+    path = work / f"{stage}.pt"
+    if not path.exists():
+        raise UserError(f"{work} has no {path.name}: run recipes.emoji.{stage} with this --work_dir")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def earlier_state(options: TrainedOptions, stage: str, log: str) -> dict | None:
+    """Returns the state from which a stage goes on, or None. --restart removes it and the log first."""
+    work = Path(options.work_dir)
+    if options.restart:
+        for name in (f"{stage}.pt", log):
+            (work / name).unlink(missing_ok=True)
+    return saved_state(work, stage) if (work / f"{stage}.pt").exists() else None
 
 
 def finite(loss: float, step: int) -> float:

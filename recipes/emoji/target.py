@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from adt_tree.errors import UserError, as_seed, refuse_other
+from adt_tree.errors import as_seed, refuse_other
 from models.checkpoint.files import append_json
 from models.decoder.config import DecoderConfig
 from models.decoder.transformer import Decoder
@@ -32,8 +32,8 @@ from recipes.emoji.codes import Codes
 from recipes.emoji.pictures import Picture, Pictures
 from recipes.emoji.stage import (
     TrainedOptions,
+    earlier_state,
     finite,
-    load_checkpoint,
     main,
     save_checkpoint,
     use_device,
@@ -59,7 +59,6 @@ class Options(TrainedOptions):
     precision: str = option("bf16: autocast, and Muon's iterations in bf16", "fp32", choices=("fp32", "bf16"))
     compile: bool = option("use torch.compile, which takes a minute at the start", False)
     validate_steps: int = option("steps between validations", 750)
-    batch_size: int = option("pictures per step", 16)
     muon_lr: float = option("learning rate of hidden matrices", 6e-3)
     adam_lr: float = option("learning rate of embedding, head and norms", 3e-3)
     weight_decay: float = option("W: a step shrinks hidden matrices by W * muon_lr", 0.02)
@@ -254,21 +253,11 @@ def wrong_texts(planned: list[Picture]) -> list[str]:
     return texts
 
 
-def saved_state(work: Path) -> dict:
-    """Returns the state that the stage has saved. Raises UserError if there is none."""
-    if saved := load_checkpoint(work / SAVED):
-        return saved
-    raise UserError(f"{work} has no {SAVED}: run recipes.emoji.target with this --work_dir")
-
-
 def run(options: Options) -> None:
     """Trains to --max_pictures, earlier runs included; writes the state and the log."""
     device, work = use_device(options), Path(options.work_dir)
-    if options.restart:
-        for name in (SAVED, LOG):
-            (work / name).unlink(missing_ok=True)
-    trainer = Trainer(options, device)
-    if saved := load_checkpoint(work / SAVED):
+    saved, trainer = earlier_state(options, "target", LOG), Trainer(options, device)
+    if saved is not None:
         trainer.resume(saved)
     start_s, losses = time.monotonic() - trainer.spent_s, list[float]()
     with tqdm(desc="target", unit="step", initial=trainer.step) as bar:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from adt_tree.errors import UserError, as_seed
+from adt_tree.errors import as_seed
 from models.checkpoint.files import append_json
 from models.codecs.vq import VQConfig, VQModel, from_uint8, to_uint8
 from recipes.emoji.codebook import Codebook
@@ -26,10 +26,11 @@ from recipes.emoji.losses import Perceptual, flatness, pixel_error, white_cells
 from recipes.emoji.pictures import Pictures
 from recipes.emoji.stage import (
     TrainedOptions,
+    earlier_state,
     finite,
-    load_checkpoint,
     main,
     save_checkpoint,
+    saved_state,
     use_device,
 )
 from storage.command_line import declare, option
@@ -46,8 +47,8 @@ class Options(TrainedOptions):
     """Options of the VQ tokenizer."""
 
     save_steps: int = 500
+    batch_size: int = 8
     steps: int = option("steps, earlier runs included", 8000)
-    batch_size: int = option("pictures per step", 8)
     learning_rate: float = option("highest learning rate", 2e-3)
     perceptual: float = option("weight of the perceptual loss", 1.0)
     flat: float = option("weight of the loss that gives cells of the same flat colour the same vector", 0.5)
@@ -76,9 +77,7 @@ class Tokenizer:
     @classmethod
     def load(cls, work: Path, device: torch.device) -> Tokenizer:
         """Loads tokenizer.pt of a work folder. Raises UserError if there is none."""
-        saved = load_checkpoint(work / SAVED)
-        if saved is None:
-            raise UserError(f"{work} has no {SAVED}: run recipes.emoji.tokenizer with this --work_dir")
+        saved = saved_state(work, "tokenizer")
         tokenizer = cls(VQConfig(**saved["config"]), saved["rate"], device)
         tokenizer.model.load_state_dict(saved["model"])
         tokenizer.book.load_state_dict(saved["book"])
@@ -244,11 +243,8 @@ def run(options: Options) -> None:
     """Trains for --steps, earlier runs included. Writes tokenizer.pt and the log."""
     device, work = use_device(options), Path(options.work_dir)
     pictures = Pictures(work)
-    if options.restart:
-        for name in (SAVED, LOG):
-            (work / name).unlink(missing_ok=True)
-    trainer = Trainer(options, pictures, device)
-    if saved := load_checkpoint(work / SAVED):
+    saved, trainer = earlier_state(options, "tokenizer", LOG), Trainer(options, pictures, device)
+    if saved is not None:
         trainer.resume(saved)
     fresh = torch.from_numpy(pictures.render(pictures.plan("validation", range(384))))
     start_s = time.monotonic() - trainer.spent_s
