@@ -167,7 +167,8 @@ def run(options: Options) -> None:
     }
     folder = Path(options.output_dir)
     with owned(folder):
-        store = Measurements(folder, fingerprint, stored_options)
+        store = Measurements(folder, fingerprint)
+        store.start(stored_options)
         measured = measure(decoders, requests, store, options.warmup, model.device)
     scores, texts = None, {prompt.name: prompt.text for prompt in prompts}
     if options.quality:

@@ -19,24 +19,15 @@ PROMPTS = "cls_embedding."  # prefix of the tensors that embed LlamaGen's prompt
 STAGE_2_CODES = 1024  # codes per image of LlamaGen's stage 2
 
 
-def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool) -> bool:
+def is_chameleon(fields: Fields, shapes: Shapes, shared_norms: bool = False, codec: bool = False) -> bool:
     """Returns whether a checkpoint has the Chameleon layout. shared_norms: true if its heads share norms of
-    queries, as in Lumina-mGPT; false if each has one, as in Anole."""
+    queries, as in Lumina-mGPT; false if each has one, as in Anole. codec: true if a VQ decoder lies in it, as
+    in the embedded model."""
     norm, heads = shapes.get("model.layers.0.self_attn.q_norm.weight"), fields.get("num_attention_heads")
     if norm is None or not isinstance(heads, int) or "vocabulary_map" not in fields:
         return False
-    return (norm[0] < heads) == shared_norms
-
-
-def is_embedded(fields: Fields, shapes: Shapes) -> bool:
-    """Returns whether a checkpoint is like the embedded model: Anole's layout with a VQ decoder in it."""
     has_codec = any(name.startswith(VQ_DECODER) for name in shapes)
-    return has_codec and is_chameleon(fields, shapes, shared_norms=False)
-
-
-def is_anole(fields: Fields, shapes: Shapes) -> bool:
-    """Returns whether a checkpoint is Anole's, whose VQGAN lies beside it."""
-    return is_chameleon(fields, shapes, shared_norms=False) and not is_embedded(fields, shapes)
+    return (norm[0] < heads) == shared_norms and has_codec == codec
 
 
 def is_stage(name: str, fields: Fields, shapes: Shapes) -> bool:
@@ -98,7 +89,7 @@ EMOJI = ModelFamily(
     name="emoji",
     about="the embedded model",
     layout="chameleon",
-    recognises=is_embedded,
+    recognises=partial(is_chameleon, codec=True),
     home=CKPTS / "emoji",
     # Smaller ones: in a small model each node adds more to the time of a pass.
     trees=(TreeShape(5, 4, 10), AdaptiveTree()),
@@ -110,7 +101,7 @@ ANOLE = ModelFamily(
     name="anole",
     about="Anole-7b",
     layout="chameleon",
-    recognises=is_anole,
+    recognises=is_chameleon,
     home=CKPTS / "anole",
     target=Source(
         "target, text tokenizer", "leloy/Anole-7b-v0.1-hf", "anole/Anole-7b-v0.1-hf", size="14.3 GB",

@@ -17,7 +17,7 @@ from typing import Any
 
 from adt_tree.records import Decoded, Step
 from models.checkpoint.files import reading
-from storage.store import Store
+from storage.store import REMEDY, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +31,25 @@ class Measured:
 Batch = dict[str, Measured]  # name of a configuration -> its measurement of the batch
 
 
-class Measurements:
+class Measurements(Store):
     """The measurements in a folder, of this run and of earlier ones with the same fingerprint."""
 
-    def __init__(self, root: Path, fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """Makes the folder, or reads the measurements in it.
-
-        fingerprint: everything that changes a measurement. options: stored beside it for a reader. Raises
-        UserError if the folder's fingerprint differs or a file is damaged.
-        """
-        self._store = Store(root / "measurement_configs.json", "measurements", fingerprint)
-        self._store.start(options)
-        self._batches: dict[int, Batch] = {}
-        for path in self._store.folder.glob("*.json"):
-            content = self._store.read(path.stem)
-            with reading(path, "delete it, and its prompts are measured again"):
-                self._batches[int(path.stem)] = {
-                    name: Measured(float(entry["seconds"]), [_unpack(image) for image in entry["images"]])
-                    for name, entry in content["measured"].items()
-                }
+    def __init__(self, root: Path, fingerprint: Mapping[str, Any]) -> None:
+        """fingerprint: everything that changes a measurement. UserError if the folder has another."""
+        super().__init__(root / "measurement_configs.json", "measurements", fingerprint)
 
     def finished(self, number: int) -> Batch | None:
-        """Returns the stored measurements of a batch of prompts; None if it is still to be measured."""
-        return self._batches.get(number)
+        """Returns the stored measurements of a batch of prompts; None if it is still to be measured. Raises
+        UserError if they are damaged."""
+        path = self.path(f"{number:05}")
+        if not path.exists():
+            return None
+        content = self.read(path.stem)
+        with reading(path, REMEDY):
+            return {
+                name: Measured(float(entry["seconds"]), [_unpack(image) for image in entry["images"]])
+                for name, entry in content["measured"].items()
+            }
 
     def add(self, number: int, prompts: Sequence[str], batch: Batch) -> None:
         """Stores a batch of prompts, given by their names, that was measured under every configuration."""
@@ -61,8 +57,7 @@ class Measurements:
             name: {"seconds": entry.seconds, "images": [_pack(image) for image in entry.images]}
             for name, entry in batch.items()
         }
-        self._store.write(f"{number:05}", {"prompts": list(prompts), "measured": measured})
-        self._batches[number] = batch
+        self.write(f"{number:05}", {"prompts": list(prompts), "measured": measured})
 
 
 def _pack(image: Decoded) -> dict[str, Any]:

@@ -37,12 +37,7 @@ def prior_token_ids(codes: Sequence[Sequence[int]], grid: Grid) -> Tensor:
     the image's raster, each repeated over 2 x 2 cells.
 
     codes: of every image the codes of all rasters of the grid, the preview's first, as Output.codes has them.
-    UserError if there are more or fewer.
     """
-    for number, image in enumerate(codes):
-        if len(image) != grid.size:
-            rasters = " and ".join(f"{part.height} x {part.width}" for part in grid.rasters)
-            raise UserError(f"codes of image {number}: {len(image)}, but the rasters have {rasters} cells")
     last = [list(image[grid.starts[-1] :]) for image in codes]
     raster = torch.tensor(last, dtype=torch.int64, device="cpu")
     rows = raster.view(len(codes), grid.height, grid.width).repeat_interleave(SCALE, dim=1)

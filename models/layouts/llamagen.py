@@ -147,13 +147,6 @@ def open_target(folder: Path) -> TargetFiles:
     return TargetFiles(file, weights, original, fields, prompt_prefix)
 
 
-def named_size(file: Path) -> int | None:
-    """Returns the size of images that the published name of a class-conditional model ends in, such as 384
-    of c2i_L_384.pt: the tensors do not tell. None for another name."""
-    size = re.fullmatch(r"c2i_\w+_(256|384)", file.stem)
-    return int(size[1]) if size else None
-
-
 def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderConfig:
     """Returns the decoder's configuration. patch: side of a cell in pixels. CheckpointError if the files and
     the options disagree on the size of an image."""
@@ -161,7 +154,9 @@ def shape_of(files: TargetFiles, checkpoint: Checkpoint, patch: int) -> DecoderC
     if files.original:
         block_size = files.fields.get("block_size")
         if block_size is None and files.class_conditional:
-            size = named_size(files.file) or size
+            # The tensors do not tell the size; a published name such as c2i_L_384.pt does.
+            named = re.fullmatch(r"c2i_\w+_(256|384)", files.file.stem)
+            size = int(named[1]) if named else size
             if size is None:
                 raise CheckpointError(
                     f"{files.file} does not say how large its images are, and its name does not end in "

@@ -270,7 +270,9 @@ def test_another_configuration_is_refused(
 
 def opened(root: Path, cfg: float = 3.0) -> Measurements:
     """Opens the measurements in a folder."""
-    return Measurements(root, {"cfg": cfg}, {"output_dir": str(root)})
+    store = Measurements(root, {"cfg": cfg})
+    store.start({"output_dir": str(root)})
+    return store
 
 
 def image(name: str, codes: tuple[int, ...] = (1, 2), ms: float = 0.125) -> Decoded:
@@ -287,12 +289,12 @@ def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
     for bad in ('{"run": 1}', "[" * 100_000, whole[:40], whole.replace('"seconds"', '"s"')):
         path.write_text(bad)
         with pytest.raises(UserError, match=str(path)):
-            opened(tmp_path)
+            opened(tmp_path).finished(0)
         assert path.read_text() == bad
     path.write_text(whole)
     (tmp_path / "measurement_configs.json").unlink()
     with pytest.raises(UserError, match=str(path)):
-        opened(tmp_path, cfg=2)
+        opened(tmp_path, cfg=2).finished(0)
 
 
 def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:

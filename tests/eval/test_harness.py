@@ -94,7 +94,8 @@ def test_warm_up_is_not_measured(decoders: Decoders, tmp_path: Path) -> None:
     """Nothing is decoded once all batches are stored."""
     requests = requests_of("0", "1")
     for steps in (6, 0):
-        store = Measurements(tmp_path, {}, {})
+        store = Measurements(tmp_path, {})
+        store.start({})
         results = measure(decoders, requests, store, 1, CPU)
         for item, decoder in decoders.items():
             images = [image.name for entry in results[item.name] for image in entry.images]
