@@ -28,7 +28,7 @@ from cli.method_options import (
     takes,
     total_token,
 )
-from cli.options import DrafterOptions, FileOptions, PromptOptions, RunOptions
+from cli.options import DrafterOptions, FileOptions, PromptOptions, RunOptions, sampling_of
 from lab.settings import CONTROLS, Control
 from models.registry import PUBLISHED, SPECS
 from storage.command_line import CommandOptions, Parser, as_written, declare, option
@@ -145,7 +145,7 @@ def run(options: Options) -> None:
     """Measures, stores the result and prints its table. The last line printed is one JSON document."""
     chosen = configurations(options)
     check(options)
-    from cli.model_from_options import recogniser_of, resolved_options, with_checkpoint_sampling
+    from cli.model_from_options import recogniser_of, resolved_options
     from eval import columns, tables
     from eval.harness import measure
     from eval.profile import compile_seconds, drafter_share, memory, profile
@@ -155,7 +155,9 @@ def run(options: Options) -> None:
     from storage.ownership import owned
 
     pipe, prompts = load(options, any(method.spec.network for method in chosen.values()))
-    chosen = {key: with_checkpoint_sampling(options, method, pipe) for key, method in chosen.items()}
+    own = sampling_of(options, pipe.model.spec)  # with the checkpoint's values where options are left out
+    for key, method in chosen.items():
+        chosen[key] = replace(method, sampling=replace(own, temperature=method.sampling.temperature))
     recogniser = recogniser_of(options) if options.quality and not options.random_weights else None
     decoders, requests = prepare(options, pipe, chosen, prompts)
     model = pipe.model

@@ -63,7 +63,7 @@ def run(options: Options) -> None:
         refuse(options, "heatmaps", f"method {method.name} {reason}")
     if options.record and not method.raster_order:
         refuse(options, "record", "a race shows images that grow in raster order")
-    from cli.model_from_options import load, resolved_options, with_checkpoint_sampling
+    from cli.model_from_options import load, resolved_options
     from models.checkpoint.files import write_json
     from storage.ownership import owned
     from storage.process import worker
@@ -71,7 +71,7 @@ def run(options: Options) -> None:
 
     rank, count = worker()
     pipe = load(options, method.spec.network)
-    method, model = with_checkpoint_sampling(options, method, pipe), pipe.model
+    method, model = method_from(options, pipe.model.spec), pipe.model
     why_no_pixels = model.missing_for_pixels
     if options.heatmaps and why_no_pixels:
         refuse(options, "heatmaps", "there are no pixels for maps")

@@ -19,6 +19,7 @@ from cli.flags import ADAPTIVE, read_by
 from cli.options import FilterOptions, ModelOptions, SamplingOptions, by_model, sampling_of
 from lab.settings import Annealing, Groups, Runs
 from models.family import PUBLISHED_LANTERN as USUAL
+from models.family import ModelFamily
 from models.registry import SPECS
 from storage.command_line import CommandOptions, as_written, declare, option
 
@@ -299,19 +300,20 @@ class DecodingOptions(MethodSettings, SamplingOptions, MethodOptions, LanternSwi
         return {name: reason for name, reason in reasons.items() if as_written(self, name)}
 
 
-def method_from(options: DecodingOptions) -> Method:
+def method_from(options: DecodingOptions, family: ModelFamily | None = None) -> Method:
     """Returns the method that the options ask for.
 
-    Raises UserError for options that contradict one another.
+    family: whose defaults stand for options that are left out, such as a loaded checkpoint's; None: that of
+    --model. Raises UserError for options that contradict one another.
     """
-    spec = METHODS[selected(options)]
+    spec, family = METHODS[selected(options)], family or SPECS[options.model]
     values = {"delta": options.lantern_delta, "k": options.lantern_k, "table": options.lantern_table}
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     return Method(
         spec.name,
-        sampling_of(options, SPECS[options.model]),
+        sampling_of(options, family),
         tree_of(options, spec),
-        replace(SPECS[options.model].lantern, **changes) if options.lantern else None,
+        replace(family.lantern, **changes) if options.lantern else None,
         options.verify or "coupled",
         options.rules or "fixed",
         options.seed_cells,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adt_tree.errors import UserError, as_seed
-from adt_tree.method import Method
 from adt_tree.pipeline import Pipeline
 from cli.options import (
     FileOptions,
@@ -17,10 +16,8 @@ from cli.options import (
     GraphOptions,
     ModelOptions,
     PromptOptions,
-    SamplingOptions,
     TargetOptions,
     sampling_defaults,
-    sampling_of,
 )
 from models.family import LoadOptions
 from models.loading import find_target, pick_device, pick_graphs
@@ -43,15 +40,6 @@ def resolved_options(options: CommandOptions, model: Model) -> dict[str, Any]:
         own = sampling_defaults(model.spec)
         in_use |= {name: value for name, value in own.items() if getattr(options, name, 0) is None}
     return {name: in_use.get(name, value) for name, value in asdict(options).items()}
-
-
-def with_checkpoint_sampling(options: FilterOptions, method: Method, pipe: Pipeline) -> Method:
-    """Returns the method with the checkpoint's own values where the command line left an option out. The
-    temperature stays where the command has no option for it."""
-    sampling = sampling_of(options, pipe.model.spec)
-    if not isinstance(options, SamplingOptions):
-        sampling = replace(sampling, temperature=method.sampling.temperature)
-    return replace(method, sampling=sampling)
 
 
 def compiled(options: TargetOptions) -> bool:
