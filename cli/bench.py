@@ -46,7 +46,7 @@ REFERENCED = tuple(name for name, spec in SPECS.items() if spec.reference)  # mo
 NOT_MEASURED = ("output_dir", "config", "debug", "profile", "untimed", "trust_torchscript")
 PROFILED = 4  # images that --profile decodes
 RANDOM_CODES = 256  # codes that --random_weights decodes, unless --codes says otherwise
-# Options that --vary takes. --total_token takes several values itself.
+# Options that --vary does not take, and those that it takes. --total_token takes several values itself.
 OTHERS = ("total_token", "drafter_path", "lantern")
 VARIABLE = (*LANTERN_VALUES, *(name for name in METHOD_OPTIONS if name not in OTHERS))
 

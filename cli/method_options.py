@@ -293,10 +293,10 @@ class DecodingOptions(MethodSettings, SamplingOptions, MethodOptions, LanternSwi
             shape = f"--total_token {self.total_token} sets the whole shape"
             reasons |= dict.fromkeys(("depth", "draft_top_k"), shape)
         if sampling_of(self, SPECS[self.model]).greedy:
-            reasons["rules"] = "it belongs to temperatures above 0"
+            reasons.setdefault("rules", "it belongs to temperatures above 0")
         if self.eagle_version is not None:
             other, trees = ("peanut", "static") if self.eagle_version == 1 else ("static_tree", "dynamic")
-            reasons[other] = f"--eagle_version {self.eagle_version} means {trees} trees"
+            reasons.setdefault(other, f"--eagle_version {self.eagle_version} means {trees} trees")
         return {name: reason for name, reason in reasons.items() if as_written(self, name)}
 
 
