@@ -142,9 +142,9 @@ def write_json(path: Path, content: object, indent: int | None = 1) -> None:
 
 
 def append_json(path: Path, entry: Mapping[str, Any]) -> None:
-    """Appends an entry as a line of JSON."""
-    with path.open("a", encoding="ascii") as stream:
-        stream.write(json_text(entry) + "\n")
+    """Appends an entry as a line of JSON, in one write, which neither a kill nor another process divides."""
+    with path.open("ab", buffering=0) as stream:
+        stream.write(f"{json_text(entry)}\n".encode())
 
 
 def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:

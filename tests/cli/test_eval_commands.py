@@ -123,8 +123,8 @@ def test_scores_that_cannot_be_stored_are_printed(
     recall = ("eval_prec_recall", "--vgg_path", tiny.vgg(tmp_path), "--fake_dir", run_folder)
     with monkeypatch.context() as patch:
 
-        def read_only(path: Path, mode: str = "r", opened: Any = Path.open, **more: Any) -> Any:
-            if mode == "a":
+        def read_only(path: Path, mode: str = "r", *, opened: Any = Path.open, **more: Any) -> Any:
+            if mode == "ab":
                 raise OSError(30, "Read-only file system", str(path))
             return opened(path, mode, **more)
 

@@ -128,6 +128,21 @@ def test_lines_of_json(tmp_path: Path) -> None:
         read_json_lines(path, "remove it")
 
 
+def test_lines_of_several_processes_stay_whole(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "lines.jsonl", range(100)
+    processes = []
+    for writer in range(3):
+        processes.append(os.fork())
+        if not processes[-1]:
+            for number in numbers:
+                append_json(path, {"writer": writer, "number": number, "text": "x" * 9000})
+            os._exit(0)
+    assert [os.waitpid(process, 0)[1] for process in processes] == [0, 0, 0]
+    entries = read_json_lines(path, "")
+    for writer in range(3):
+        assert [entry["number"] for entry in entries if entry["writer"] == writer] == [*numbers]
+
+
 @pytest.mark.parametrize("text", ["ü", "\ud800", "a\udcffb", '"\\\n'])
 def test_any_text_is_written_as_json_and_read_back(tmp_path: Path, text: str) -> None:
     write_json(tmp_path / "f.json", {text: text})
