@@ -155,8 +155,3 @@ def test_a_further_raster_begins_as_an_image_does(accepted: int) -> None:
     assert shape(policy, first) == TreeShape(4, 4, BUDGET)
     observe(policy, first + 1, accepted=4, depth=4)
     assert shape(policy, first + 1) == TreeShape(5, 3, BUDGET)
-
-
-@pytest.mark.parametrize(("levels", "depth"), [(7, 5), (5, 5), (2, 2), (0, 0)])
-def test_cut_at_the_end(levels: int, depth: int) -> None:
-    assert TreeShape(5, 4, 20).cut(levels) == TreeShape(depth, 4, 20)

@@ -1,4 +1,4 @@
-"""Trees as arrays: ancestor masks, the selection step of EAGLE-2, the published static lists."""
+"""Trees as arrays: the selection step of EAGLE-2, and the published static lists."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from adt_tree.policy import TreeShape
 from adt_tree.static_trees import MC_SIM_7B_63, STATIC_TREES, chain
-from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, ancestor_mask, select
-from tests.support.decoding import CPU, random_tree
+from adt_tree.tree import BatchShapes, DraftTree, Pool, Topology, select
+from tests.support.decoding import CPU
 from tests.support.golden import values
 
 INF = float("inf")
@@ -21,15 +21,6 @@ def slow_ancestors(parents: list[int]) -> Tensor:
     for node in range(1, len(parents)):
         mask[node] |= mask[parents[node]]
     return mask
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_ancestor_mask(seed: int) -> None:
-    rows = random_tree(3, 23, 2, seed).parents.tolist()
-    rows[2] = [max(0, node - 1) for node in range(23)]  # a chain: the deepest tree there is
-    mask = ancestor_mask(torch.tensor(rows), 22)
-    for row, parents in enumerate(rows):
-        assert torch.equal(mask[row], slow_ancestors(parents))
 
 
 # A pool of two levels: nodes 0-2 below the root, then two children each of 0 and 1.

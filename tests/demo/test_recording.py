@@ -14,7 +14,6 @@ from PIL import Image
 
 from adt_tree import Lantern, Pipeline, Sampling
 from adt_tree.errors import UserError
-from adt_tree.method import METHODS
 from adt_tree.policy import TreeShape
 from demo import recording
 from demo.race_page import race_frame, race_page
@@ -42,14 +41,6 @@ def test_a_recording_holds_what_was_decoded(pipe: Pipeline, runners: list[Record
     assert runners[0].pixels == runners[1].pixels
     relaxed = recording.record(pipe, pipe.method("eagle-2", lantern=Lantern(delta=0.9, k=40)), PROMPT, 5)
     assert relaxed.pixels != runners[0].pixels and "LANTERN" in relaxed.why
-
-
-def test_each_method_says_itself_why_its_image_may_differ(pipe: Pipeline) -> None:
-    for name in ("sjd", "gsd", "cool-sd"):
-        assert recording.why_inexact(pipe.method(name)) == METHODS[name].about
-    assert not recording.why_inexact(pipe.method("sjd", sampling=Sampling(temperature=0)))
-    rejection = replace(pipe.method("eagle-2"), verify="rejection")
-    assert "random numbers" in recording.why_inexact(rejection)
 
 
 def test_the_accepted_path_holds_the_committed_codes(runners: list[Recording]) -> None:

@@ -297,16 +297,6 @@ def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, cfg=2).finished(0)
 
 
-def test_several_seeds_a_prompt(result: Result, words: list[str]) -> None:
-    more = "--methods self-draft --total_token 4 auto --temperatures 1 --warmup 0 --num_images 2"
-    more += " --images_per_prompt 3"
-    found = result(*words, *more.split())
-    rows = found["rows"]
-    assert [(row["images"], row["same_image"]) for row in rows] == [(6, 1)] * 3
-    low, high = rows[1]["tau_95"]
-    assert low < rows[1]["tau"] < high
-
-
 def test_time_of_nested_ranges_counts_once() -> None:
     tree = [(0, 100, "tree"), (10, 40, "drafter"), (50, 60, "drafter")]
     spans = [*tree, (100, 150, "target"), (120, 130, "verify")]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.decoder.attention import choose_kernel, cudnn, memory_efficient, sdpa
-from models.decoder.cache import ALIGNMENT, AttentionMetadata, KVCache
+from models.decoder.cache import AttentionMetadata, KVCache
 from models.decoder.config import DecoderConfig
 from models.decoder.transformer import attend_densely
 from models.target import chain_mask
@@ -90,49 +90,6 @@ def test_attention_over_a_tree(
         expected = attend_densely(query.view(2, nodes, heads, size)[row][None], sequence, mask)
         torch.testing.assert_close(mixed[row], expected[0], rtol=1e-5, atol=1e-6)
     assert not store[..., size:].any()
-
-
-@pytest.mark.parametrize(("max_length", "head_groups"), [(5, 1), (6, 4), (12, 1), (13, 4)])
-def test_rows_of_the_mask_are_aligned(max_length: int, head_groups: int) -> None:
-    """All strides but the last are multiples of 8, else torch copies the mask in every layer on CUDA."""
-    cache = KVCache(torch.zeros(1, 2, 2, 1, 20, 4), torch.tensor(LENGTHS), head_groups=head_groups)
-    ancestors = chain_mask(3, CPU).expand(2, -1, -1)
-    mask = cache.metadata(torch.arange(3).expand(2, -1), ancestors, [max_length]).mask
-    assert mask.shape == (2, 1, 3 * head_groups, max_length + 3)
-    assert all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1
-    for row, length in enumerate(LENGTHS):
-        seen = torch.cat((torch.ones(3, length, dtype=torch.bool), ancestors[row]), dim=1)
-        for group in mask[row, 0].unflatten(0, (head_groups, 3)):
-            assert torch.equal(group[:, : length + 3] == 0, seen)
-            assert (group[:, length + 3 :] == float("-inf")).all()
-
-
-def test_a_tree_that_is_never_committed_stands_at_the_same_entries_in_all_rows() -> None:
-    cache = KVCache(torch.zeros(1, 2, 2, 1, 24, 4), torch.tensor(LENGTHS))
-    positions, entries, mask = cache.scratch(torch.tensor([0, 0, 1]), 6)
-    assert positions.tolist() == [[length, length, length + 1] for length in LENGTHS]
-    before = mask.shape[-1]
-    assert before >= 6 and (before + 3) % ALIGNMENT == 0
-    assert (entries % 24 == torch.arange(before, before + 3)[:, None]).all()
-    assert entries.unique().numel() == entries.numel() == 2 * 3 * 2
-    assert [int((row == 0).sum()) for row in mask] == LENGTHS and mask[mask != 0].isneginf().all()
-
-
-def test_every_image_reads_its_own_slots() -> None:
-    """A pass leaves out the second of four images in two branches."""
-    lengths = [5, None, 6, 7]
-    cache = KVCache(torch.zeros(1, 8, 2, 1, 20, 4), torch.tensor([5, 9, 6, 7] * 2))
-    depths, ancestors = torch.zeros(6, 1, dtype=torch.int64), chain_mask(1, CPU).expand(6, -1, -1)
-    meta = cache.metadata(depths, ancestors, lengths)
-    torch.manual_seed(0)
-    store = torch.randn(8, 2, 1, 20, 4)
-    query, kv = torch.randn(6, 1, 4), torch.randn(6, 2, 4)
-    mixed = meta.attend(store, query, kv)
-    for place, row in enumerate((0, 2, 3, 4, 6, 7)):
-        alone = KVCache(store[None, row : row + 1].clone(), cache.length[row : row + 1])
-        one = alone.metadata(depths[:1], ancestors[:1], [int(alone.length)])
-        expected = one.attend(alone.layers[0], query[place : place + 1], kv[place : place + 1])
-        assert torch.equal(mixed[place], expected[0])
 
 
 def test_heads_are_padded_off_the_cpu() -> None:
