@@ -10,17 +10,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import Buffer
 
+from adt_tree.noise import PositionNoise
+from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, Policy, TreeShape
+from adt_tree.ranges import part
 from adt_tree.records import Decoded, Step
-from adt_tree.roles import Request, Target
+from adt_tree.roles import Request, StepStart, Target
 from adt_tree.sampling import PassSampling
 from adt_tree.settings import Sampling
-from adt_tree.tree import BatchShapes, DraftTree, to_device
+from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
 END = object()  # follows the last request
@@ -42,24 +47,21 @@ class StepOutput:
 
 
 class BatchSlots:
-    """The images in flight, with the state of each that the host needs. Only advance() reads the device, and
-    refill() the first code of an image."""
+    """The images in flight, with their state on the host and on the device, where it is updated in place, so
+    that recorded functions read it. Only advance() reads the device, and refill() the first code of an image.
+    """
 
     def __init__(
         self,
         target: Target,
-        requests: Iterable[Request | None],
+        noise: NoiseTable,
         releases: Sequence[Callable[[int], None]],
         sampling: Sampling,
     ) -> None:
-        """Empties all slots, because an earlier run may have left its images in them.
-
-        releases: the functions that empty the caches of a slot. sampling: the settings of requests that
-        name none.
-        """
-        self.grid, self.device = target.grid, target.device
-        self._run, self._padding = target.run, target.padding
-        self._waiting = iter(requests)
+        """releases: the functions that empty the caches of a slot. sampling: the settings of requests that
+        name none."""
+        self.grid, self.noise = target.grid, noise
+        self._padding, self._releases = target.padding, releases
         self._slots: list[Decoded | None] = [None] * target.slots
         self._requests: list[Request | None] = [None] * target.slots
         self._sampling = SlotSampling(sampling, target.slots, target.device)
@@ -67,11 +69,20 @@ class BatchSlots:
         ends = target.grid.length > target.grid.size  # a grid without row ends needs no search for them
         self._row_ends = frozenset(filter(target.grid.is_row_end, range(target.grid.length)) if ends else ())
         self._cells = [0] * target.slots  # cells that each image has committed, row ends included
-        self._exhausted, self._releases = False, releases
-        self.last_codes = torch.zeros(target.slots, dtype=torch.int64, device=target.device)  # [B]
-        self.seeds = torch.zeros_like(self.last_codes)  # [B]; an idle slot has the seed of its last image
-        for slot in range(target.slots):
-            self._release(slot)
+        zeros = partial(torch.zeros, dtype=torch.int64, device=target.device)
+        self.last_codes = Buffer(zeros(target.slots))  # [B]
+        # [B] of the first cell that each image has not committed; for an idle slot the last position of the
+        # grid, or one beyond
+        self.positions = Buffer(zeros(target.slots))
+        self._limits = Buffer(zeros(target.slots, 3))
+        self._asked = list[TreeShape]()  # the shapes of the last step, and the least bounds of their trees
+        self._shapes: BatchShapes  # the same on the device
+
+    def open(self, requests: Iterable[Request | None]) -> None:
+        """Begins a run. Empties all slots, because an earlier run may have left its images in them."""
+        self._waiting, self._exhausted = iter(requests), False
+        for slot in range(len(self._slots)):
+            self._free(slot)
 
     def refill(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
         """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
@@ -95,6 +106,9 @@ class BatchSlots:
             # begins, and between two beginnings there are at most grid.length steps.
             if image is None and started:
                 self._release(slot)
+        self._clock = time.perf_counter()  # at the beginning of the step
+        with part("noise"):
+            self.noise.advance(self.committed)
         return any(self._slots)
 
     def _fill_slots(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
@@ -117,12 +131,13 @@ class BatchSlots:
         self._started[slot] = time.perf_counter()
         sampling = request.sampling or self._sampling.common
         self._sampling.begin(slot, sampling)
+        self.noise.begin(slot, request.seed, sampling.greedy)
         try:
             code = begin(slot, request, sampling)
         except FloatingPointError as error:
             self._fail(slot, request, error)
             return
-        self.last_codes[slot], self.seeds[slot], self._cells[slot] = code, request.seed, 1
+        self.last_codes[slot], self.positions[slot], self._cells[slot] = code, 1, 1
         image = Decoded(request.name, request.seed, [int(code)], warnings=list(request.warnings))
         self._slots[slot], self._requests[slot] = image, request
 
@@ -141,6 +156,7 @@ class BatchSlots:
 
     def _release(self, slot: int) -> None:
         """Empties all caches of a slot."""
+        self.positions[slot] = self.grid.length - 1
         for release in self._releases:
             release(slot)
 
@@ -152,12 +168,6 @@ class BatchSlots:
     def active(self) -> list[tuple[int, Decoded]]:
         """Returns the occupied slots with their images."""
         return [(slot, image) for slot, image in enumerate(self._slots) if image is not None]
-
-    @property
-    def positions(self) -> Tensor:
-        """Position of the first cell that each image has not committed, [B] int64; the last position of the
-        grid for an idle slot."""
-        return to_device([cells or self.grid.length - 1 for cells in self._cells], self.device)
 
     @property
     def committed(self) -> list[int]:
@@ -175,34 +185,46 @@ class BatchSlots:
             shapes[slot] = shape.cut(self.grid.length - 2 - roots[slot])
         return shapes
 
-    def bounds(self, shapes: Sequence[TreeShape], policy: Policy) -> BatchShapes:
-        """Returns the shapes of one step with their bounds."""
-        return BatchShapes.of(shapes, self.device, self._padding.tree(policy.bounds))
+    def step_start(self, shapes: list[TreeShape], policy: Policy) -> StepStart:
+        """Returns what a proposer needs to know of a step with trees of these shapes."""
+        asked = [*shapes, self._padding.tree(policy.bounds)]
+        if asked != self._asked:  # most steps ask for the shapes of the step before
+            bounds = BatchShapes.of(shapes, self._limits.device, asked[-1])
+            self._asked, self._shapes = asked, replace(bounds, limits=self._limits.copy_(bounds.limits))
+        longest = self._padding.longest(self.committed)
+        return StepStart(
+            self._shapes, self.last_codes, self.positions, self._noise_below, longest, self.sampling
+        )
+
+    def _noise_below(self, levels: int) -> PositionNoise:
+        """Returns the noise of `levels` positions from the first that each image has not committed."""
+        return self.noise.at(self.positions[:, None] + torch.arange(levels, device=self.positions.device))
+
+    def commit(self, verdict: Verdict) -> None:
+        """Moves the images on by a verdict, on the device."""
+        self.last_codes.copy_(verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0])
+        self.positions.add_(verdict.count)
 
     def advance(
-        self, tree: DraftTree, top1: Tensor, verdict: Verdict, shapes: Sequence[TreeShape], started: float
+        self, tree: DraftTree, verdict: Verdict, table: Tensor, shapes: Sequence[TreeShape]
     ) -> StepOutput:
         """Appends the codes that a step committed to their images, without row ends.
 
-        top1 [B, N]: log-probability of the most probable code after every node. started: the clock at the
-        beginning of the step. An image with NaN among the log-probabilities on its path leaves its slot;
+        table: of outcomes(). An image with NaN among the log-probabilities on its path leaves its slot;
         FloatingPointError if it has no client.
         """
-        self.last_codes, outcome = self._run(outcomes, tree, top1, verdict)
-        table = outcome.tolist()  # the only line of a step at which the host waits for the device
-        ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
+        lines = table.tolist()  # the only line of a step at which the host waits for the device
+        longest = verdict.path.shape[1]
         for slot, image in self.active():
-            count, drafted = map(int, table[slot][:2])
-            codes, best = table[slot][2 : 2 + count], table[slot][2 + longest : 2 + longest + count]
+            count, drafted = map(int, lines[slot][:2])
+            codes, best = lines[slot][2 : 2 + count], lines[slot][2 + longest : 2 + longest + count]
             position = self._cells[slot]
-            if self.record(slot, position, best, drafted, shapes[slot], ms):
+            if self.record(slot, position, best, drafted, shapes[slot]):
                 image.codes += [int(c) for n, c in enumerate(codes, position) if n not in self._row_ends]
         moved = self.active()  # before finished images leave their slots
         return StepOutput(moved, self.pop_finished(), tree, verdict)
 
-    def record(
-        self, slot: int, position: int, best: Sequence[float], drafted: int, shape: TreeShape, ms: float
-    ) -> bool:
+    def record(self, slot: int, position: int, best: Sequence[float], drafted: int, shape: TreeShape) -> bool:
         """Adds a step to the image of a slot. Returns false if the image left the slot instead.
 
         position: of the first cell that the step committed. best: the largest probability at each committed
@@ -222,7 +244,7 @@ class BatchSlots:
             width=shape.width,
             nodes=drafted,
             accepted=len(best) - 1,
-            ms=ms,
+            ms=1e3 * (time.perf_counter() - self._clock),
             top1=[round(p, 4) for p in best],
             budget=shape.budget,
             raster=cell.raster if self.grid.before else None,
@@ -243,18 +265,18 @@ class BatchSlots:
         return finished
 
 
-def outcomes(tree: DraftTree, top1: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """Returns the last committed codes [B], and the step's results for the host, a table [B, 2 + 2 A] fp32,
-    where A is the number of columns of verdict.codes.
+def outcomes(tree: DraftTree, top1: Tensor, verdict: Verdict) -> Tensor:
+    """Returns the results of a step for the host, a table [B, 2 + 2 A] fp32, where A is the number of columns
+    of verdict.codes.
 
     Row b is [number of codes committed, number of nodes drafted, A codes, A probabilities]; probability j is
     that of the most probable code at the position of code j. All share one tensor, so that one transfer is
-    enough; fp32 represents integers up to 2^24, and so every code, exactly. top1 [B, N].
+    enough; fp32 represents integers up to 2^24, and so every code, exactly. top1 [B, N]: the log-probability
+    of the most probable code after every node.
     """
-    last = verdict.codes.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafted = tree.valid.sum(dim=1, keepdim=True) - 1
     best = top1.gather(1, verdict.path).exp()
-    return last, torch.cat((verdict.count[:, None], drafted, verdict.codes, best), dim=1)
+    return torch.cat((verdict.count[:, None], drafted, verdict.codes, best), dim=1)
 
 
 def nan_error(name: str, position: int) -> FloatingPointError:
@@ -273,7 +295,7 @@ class SlotSampling:
         """common: the engine's sampling, used for every image whose request names none."""
         self.common = common
         self._slots = [common] * slots
-        self._rows = torch.tensor([common.row] * slots, dtype=torch.float32, device=device)
+        self._rows = Buffer(torch.tensor([common.row] * slots, dtype=torch.float32, device=device))
         self.for_pass = PassSampling.of(self._rows, self._slots)  # the settings of the next pass
 
     def begin(self, slot: int, sampling: Sampling) -> None:

@@ -7,20 +7,16 @@ only if the draft is that choice.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from adt_tree.batch import BatchSlots, StepOutput, nan_error
-from adt_tree.noise import PositionNoise
-from adt_tree.noise_table import NoiseTable
+from adt_tree.batch import BatchSlots, StepOutput, nan_error, outcomes
 from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
-from adt_tree.roles import Prefix, Proposer, Request, StepStart, Target
+from adt_tree.roles import Prefix, Proposer, Request, Target
 from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from adt_tree.tree import DraftTree, root_only_tree
@@ -34,39 +30,41 @@ def finished(steps: Iterable[StepOutput]) -> Iterator[Decoded]:
 
 @torch.inference_mode()
 def autoregressive(
-    target: Target, noise: NoiseTable, requests: Iterable[Request | None], sampling: Sampling
+    target: Target, slots: BatchSlots, requests: Iterable[Request | None]
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call of the AR baseline, which commits one code per image.
 
     The code is y = argmax(log p + G) with Gumbel noise G, a sample from p by the Gumbel-max trick. Coupled
     verification commits the same codes at the same seed.
     """
-    rule, slots = Coupled(noise.noise), BatchSlots(target, requests, [target.release], sampling)
-    idle = [ROOT_ONLY] * target.slots
+    rule, idle = Coupled(slots.noise.noise), [ROOT_ONLY] * target.slots
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        noise.begin(slot, request.seed, sampling.greedy)
         return first_code(target, rule, sampling, slot, request)[0]
 
+    slots.open(requests)
     while slots.refill(begin):
-        clock = time.perf_counter()
-        with part("noise"):
-            noise.advance(slots.committed)
-        tree = target.run(root_only_tree, slots.last_codes)
+        bounds = target.padding.committed(slots.committed)
         with part("target"):
-            scored = target.forward(tree, slots.committed)
-        noise_here = noise.at(slots.positions[:, None])
-        top1, verdict = target.run(choose, slots.sampling, scored.logits, noise_here)
-        with part("commit"):
-            target.commit(tree, verdict)
-        yield slots.advance(tree, top1, verdict, idle, clock)
+            tree, verdict, table = target.run(next_codes, target, slots, slots.sampling, bounds)
+        yield slots.advance(tree, verdict, table, idle)
 
 
-def choose(sampling: PassSampling, logits: Tensor, noise: PositionNoise) -> tuple[Tensor, Verdict]:
-    """Returns the log-probability of the most probable code [B, 1], and the verdict for trees that consist of
-    the root: the argmax of log p + G follows it. logits [G, B, 1, V]; noise of that position."""
-    log_p = log_probs(logits, sampling, noise.forced)
-    return log_p.amax(dim=-1), root_verdict((log_p + noise.gumbel).argmax(dim=-1))
+def next_codes(
+    target: Target, slots: BatchSlots, sampling: PassSampling, bounds: Sequence[int]
+) -> tuple[DraftTree, Verdict, Tensor]:
+    """Does score_and_judge() for trees that consist of the root. Returns the trees, the verdict and the table
+    for the host."""
+    tree = root_only_tree(slots.last_codes.clone())  # a copy, because the step overwrites these codes
+    _, _, verdict, _, table = score_and_judge(target, follow_root, slots, sampling, tree, bounds)
+    return tree, verdict, table
+
+
+def follow_root(
+    tree: DraftTree, log_p: Tensor, perturbed: Tensor, seeds: Tensor, positions: Tensor
+) -> Verdict:
+    """Returns the verdict for trees that consist of the root: the argmax of log p + G follows it."""
+    return root_verdict(perturbed.argmax(dim=-1))
 
 
 @torch.inference_mode()
@@ -75,9 +73,8 @@ def speculative(
     proposer: Proposer,
     policy: Policy,
     rule: Rule,
-    noise: NoiseTable,
+    slots: BatchSlots,
     requests: Iterable[Request | None],
-    sampling: Sampling,
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call. A step is: shape, draft, score, verify, commit, observe.
 
@@ -86,65 +83,60 @@ def speculative(
     """
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        noise.begin(slot, request.seed, sampling.greedy)
         code, prefix = first_code(target, rule, sampling, slot, request)
         proposer.prefill(slot, request.prompt, prefix, code)
         policy.reset(slot, request.seed)
         return code
 
-    slots = BatchSlots(target, requests, [target.release, proposer.release], sampling)
+    slots.open(requests)
     while slots.refill(begin):
-        clock = time.perf_counter()
-        positions, committed, settings = slots.positions, slots.committed, slots.sampling
-        with part("noise"):
-            noise.advance(committed)
         # Shape: the policy sets the depth, width and budget of each image's tree.
         shapes = slots.shapes(policy)
         # Draft: a tree of likely continuations of the last committed code.
         with part("tree"):
-            bounds, noise_below = slots.bounds(shapes, policy), partial(noise.below, positions)
-            longest = target.padding.longest(committed)
-            tree = proposer.propose(
-                StepStart(bounds, slots.last_codes, positions, noise_below, longest, settings)
-            )
-        # Score: one target pass computes the distribution after every node.
+            tree = proposer.propose(slots.step_start(shapes, policy))
+        # Score, verify and commit, which one recording repeats on a GPU.
         with part("target"):
-            scored = target.forward(tree, committed)
-        # Verify: the rule accepts a path of the tree, and the target chooses the code that follows it.
-        with part("verify"):
-            noise_here = noise.at(positions[:, None] + tree.depths)
-            inputs = (tree, scored.logits, noise_here, slots.seeds, positions)
-            top1, perturbed, verdict = target.run(judge, rule, settings, *inputs)
-        # Commit: the cache entries of the path become part of the prefix; none is computed again.
-        with part("commit"):
-            target.commit(tree, verdict)
+            inputs = (target, rule, slots, slots.sampling, tree, target.padding.committed(slots.committed))
+            perturbed, features, verdict, positions, table = target.run(score_and_judge, *inputs)
         # Observe: the proposer learns from the verdict, and the policy from the host's record of the step.
         with part("tree"):
-            proposer.observe(tree, perturbed, scored.features, verdict, positions)
-        step = slots.advance(tree, top1, verdict, shapes, clock)
+            proposer.observe(tree, perturbed, features, verdict, positions)
+        step = slots.advance(tree, verdict, table, shapes)
         for slot, image in step.images:
             image.drafter_calls += proposer.calls(shapes[slot])
         policy.observe({slot: image.steps[-1] for slot, image in step.images})
         yield step
 
 
-def judge(
-    rule: Rule,
+def score_and_judge(
+    target: Target,
+    judge: Callable[[DraftTree, Tensor, Tensor, Tensor, Tensor], Verdict],
+    slots: BatchSlots,
     sampling: PassSampling,
     tree: DraftTree,
-    logits: Tensor,
-    noise: PositionNoise,
-    seeds: Tensor,
-    positions: Tensor,
-) -> tuple[Tensor, Tensor, Verdict]:
-    """Returns the log-probability of the most probable code after every node [B, N], log p + G [B, N, V], and
-    the verdict of the rule.
+    bounds: Sequence[int],
+) -> tuple[Tensor, Tensor, Verdict, Tensor, Tensor]:
+    """Takes a step on the device: scores and judges the trees and commits the accepted paths.
 
-    noise: of the position after each node. logits [G, B, N, V]; seeds, positions [B].
+    judge: a Rule, or follow_root(). bounds: of Padding.committed(). Returns log p + G [B, N, V], features
+    [G, B, N, D], the verdict, the positions [B] before it, and the table for the host (batch.outcomes).
     """
-    log_p = log_probs(logits, sampling, noise.forced)
-    perturbed = log_p + noise.gumbel
-    return log_p.amax(dim=-1), perturbed, rule(tree, log_p, perturbed, seeds, positions)
+    # Score: one target pass computes the distribution after every node.
+    scored = target.forward(tree, bounds)
+    # Verify: the rule accepts a path of the tree, and the target chooses the code that follows it.
+    with part("verify"):
+        below = slots.positions[:, None] + tree.depths
+        noise, positions = slots.noise.at(below), below[:, 0]
+        log_p = log_probs(scored.logits, sampling, noise.forced)
+        perturbed = log_p + noise.gumbel
+        verdict = judge(tree, log_p, perturbed, slots.noise.seeds, positions)
+        table = outcomes(tree, log_p.amax(dim=-1), verdict)
+    # Commit: the cache entries of the path become part of the prefix; none is computed again.
+    with part("commit"):
+        target.commit(tree, verdict)
+        slots.commit(verdict)
+    return perturbed, scored.features, verdict, positions, table
 
 
 def first_code(

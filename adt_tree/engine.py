@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from threading import Lock
 
-from adt_tree.batch import StepOutput
+from adt_tree.batch import BatchSlots, StepOutput
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.errors import UserError
 from adt_tree.method import Method
@@ -72,7 +72,8 @@ def one_loop(model: Model, method: Method, slots: int, max_prompt: int, rule: Ru
     if method.tree is None or method.spec.module is None or not method.drafting:
         target = model.target(slots, sampling, 1, max_prompt)
         noise = NoiseTable(Noise(target.num_codes, silent=sampling.greedy), target, 1)
-        return Engine(method, target, partial(autoregressive, target, noise, sampling=sampling), 1)
+        in_flight = BatchSlots(target, noise, [target.release], sampling)
+        return Engine(method, target, partial(autoregressive, target, in_flight), 1)
     largest = method.tree.largest
     if largest.width > model.num_codes:
         raise UserError(
@@ -85,5 +86,6 @@ def one_loop(model: Model, method: Method, slots: int, max_prompt: int, rule: Ru
     policy = method.tree.policy(model.grid, slots, model.codebook.device.type != "cpu")
     rule = rule or own_rule
     noise = NoiseTable(rule.noise, target, largest.depth + 1)
-    loop = partial(speculative, target, proposer, policy, rule, noise, sampling=sampling)
+    in_flight = BatchSlots(target, noise, [target.release, proposer.release], sampling)
+    loop = partial(speculative, target, proposer, policy, rule, in_flight)
     return Engine(method, target, loop, largest.num_nodes)

@@ -34,7 +34,7 @@ class NoiseTable:
         rows = 0 if noise.silent else batch.slots * self._ring
         self.table = torch.zeros(rows, noise.num_codes, device=device)
         self._starts = torch.arange(batch.slots, device=device)[:, None] * self._ring
-        self._seeds = torch.zeros(batch.slots, dtype=torch.int64, device=device)
+        self.seeds = torch.zeros(batch.slots, dtype=torch.int64, device=device)  # [B] of the slots' images
         self._done = [grid.size] * batch.slots  # codes of each slot's image whose noise was computed
         self._row_ends = row_ends(grid, device)
         if self._row_ends is not None:
@@ -42,9 +42,10 @@ class NoiseTable:
 
     def begin(self, slot: int, seed: int, silent: bool = False) -> None:
         """Starts an image of that seed in the slot. Its noise is zero if `silent`."""
+        self.seeds[slot] = seed
         if self.noise.silent:
             return
-        self._done[slot], self._seeds[slot] = (self._grid.size if silent else 0), seed
+        self._done[slot] = self._grid.size if silent else 0
         if silent:
             self.table[slot * self._ring : (slot + 1) * self._ring] = 0
 
@@ -63,11 +64,7 @@ class NoiseTable:
         slot, first = place.split(1)
         numbers = first + torch.arange(BLOCK, device=place.device)
         rows = slot * self._ring + numbers % self._ring
-        self.table.index_copy_(0, rows, self.noise.gumbel(self._seeds[slot], numbers[None])[0])
-
-    def below(self, positions: Tensor, levels: int) -> PositionNoise:
-        """Returns the noise of `levels` positions: positions [B] and those after each."""
-        return self.at(positions[:, None] + torch.arange(levels, device=positions.device))
+        self.table.index_copy_(0, rows, self.noise.gumbel(self.seeds[slot], numbers[None])[0])
 
     def at(self, positions: Tensor) -> PositionNoise:
         """Returns the noise at positions [B, N] of the slots' images: of `ahead` positions from the first one

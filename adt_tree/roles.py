@@ -42,7 +42,8 @@ class Run(Protocol):
     - depends on its inputs, on constants, and on tensors that are only ever updated in place;
     - takes and returns tensors, alone or in dataclasses and tuples, and hashable values.
 
-    Its results are valid until the function is called again.
+    A torch.nn.Buffer among the inputs is updated in place, too. The results are valid until the function is
+    called again.
     """
 
     def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result: ...
@@ -127,7 +128,8 @@ class Target(Batch, Protocol):
         """Commits the prompt to a slot in place of the image it held."""
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
-        """Scores every node of the trees in one pass."""
+        """Scores every node of the trees in one pass. committed: the cells in each slot's prefix, or the
+        bounds on them that padding.committed() gives, which change in fewer steps."""
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
         """Appends the accepted path of the tree that was scored last, root first, to each slot's prefix."""

@@ -40,7 +40,8 @@ def shares(engine: Engine, requests: Sequence[Request], model: Model) -> dict[st
     codes if the model makes no pixels; "host" is the rest, the loop itself.
 
     Time in a part within another part counts for the inner one alone. On CUDA a part lasts on the device from
-    its first kernel to its last, and "host" is the time in which the device has nothing to do.
+    its first kernel to its last, and "host" is the time in which the device has nothing to do. With CUDA
+    graphs "target" includes verifying and committing, which are in one recording with it.
     """
     cuda = engine.target.device.type == "cuda"
     started = time.perf_counter_ns()

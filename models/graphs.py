@@ -4,11 +4,10 @@ GraphRunner is the Run (adt_tree.roles) of a target on a GPU. At the first call 
 it runs the function as it is and then records it, which runs nothing; from the second call on it replays the
 recording. A graph repeats its kernels on the memory it was recorded with. Therefore
 
-- inputs are copied into buffers before a replay, except results of other functions, which lie in fixed memory
-  and are read where they are;
-- results are copied, inside the graph, to fixed memory outside the scratch that all graphs share; all graphs
-  of a function with results of the same shapes have the same memory for them, so that a function that reads
-  them is recorded once;
+- inputs are copied before a replay, except every torch.nn.Buffer, which is read where it lies;
+- results are copied, inside the graph, to Buffers outside the scratch that all graphs share; all graphs of a
+  function with results of the same shapes have the same Buffers for them, so that a function that reads them
+  is recorded once;
 - the function may update tensors that it keeps, if it does so in place. Recording runs nothing, so nothing
   has to be restored after it.
 """
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Buffer
 
 
 class CudaRecorder:
@@ -71,9 +71,10 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A recording, the tensors it reads in the order of the inputs, and its results."""
+    """A recording, the tensors it reads in the order of the inputs, and its results. It keeps the tensors, so
+    that no other Buffer has the identity of one of them."""
 
-    buffers: list[Tensor]
+    inputs: list[Tensor]
     replay: Callable[[], None]
     results: Any
 
@@ -90,7 +91,6 @@ class GraphRunner:
         self._recorder = recorder
         self._graphs: dict[Hashable, _Graph] = {}
         self._results: dict[Hashable, Any] = {}  # by function and shapes
-        self._fixed: dict[int, Tensor] = {}  # every tensor in _results, by its id()
         self._failed = False
 
     @property
@@ -103,44 +103,37 @@ class GraphRunner:
         if self._failed:
             return function(*inputs)
         leaves = leaves_of(inputs)
-        key = (function, *map(self._key, leaves))
+        key = (function, *map(key_of, leaves))
         graph = self._graphs.get(key)
         if graph is None:
             return self._first_call(key, function, inputs)
-        for buffer, tensor in zip(graph.buffers, filter(torch.is_tensor, leaves), strict=True):
-            if buffer is not tensor:
-                buffer.copy_(tensor)
+        for own, tensor in zip(graph.inputs, filter(torch.is_tensor, leaves), strict=True):
+            if own is not tensor:
+                own.copy_(tensor)
         graph.replay()
         return graph.results
 
-    def _key(self, leaf: Any) -> Hashable:
-        """Returns the part of a recording's key that comes from one leaf of the inputs: the identity of a
-        tensor in fixed memory, shape and dtype of another tensor, and any other value itself."""
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return id(leaf) if id(leaf) in self._fixed else (leaf.shape, leaf.dtype)
-
     def _first_call(self, key: Hashable, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """Runs the function on buffers, which gives this call's results, and then records it."""
-        buffers = map_tensors(lambda x: x if id(x) in self._fixed else contiguous_copy(x), inputs)
+        """Runs the function, which gives this call's results, and then records it."""
+        own = map_tensors(lambda x: x if isinstance(x, Buffer) else contiguous_copy(x), inputs)
         with self._recorder.warm_up():
-            values = function(*buffers)
+            values = function(*own)
         results = self._store(function, values)
 
         def run() -> None:
-            for result, value in zip(tensors_in(results), tensors_in(function(*buffers)), strict=True):
+            for result, value in zip(tensors_in(results), tensors_in(function(*own)), strict=True):
                 result.copy_(value)
 
         try:
             replay = self._record(run)
         except RuntimeError as error:
             self._failed = True
-            for kept in (self._graphs, self._results, self._fixed):
-                kept.clear()
+            self._graphs.clear()
+            self._results.clear()
             reason = str(error).partition("\n")[0]
             print(f"CUDA graphs are off from here on, a step is slower: {reason}", file=sys.stderr)
         else:
-            self._graphs[key] = _Graph(tensors_in(buffers), replay, results)
+            self._graphs[key] = _Graph(tensors_in(own), replay, results)
         return results
 
     def _record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -152,16 +145,23 @@ class GraphRunner:
         return self._recorder.record(run)
 
     def _store(self, function: Callable[..., Any], values: Any) -> Any:
-        """Copies a function's results to the fixed memory for results of these shapes."""
+        """Copies a function's results to the Buffers for results of these shapes."""
         shapes = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves_of(values))
         key = (function, *shapes)
         if key not in self._results:
-            self._results[key] = map_tensors(contiguous_copy, values)
-            self._fixed |= {id(x): x for x in tensors_in(self._results[key])}
+            self._results[key] = map_tensors(lambda x: Buffer(contiguous_copy(x)), values)
         else:
             for result, value in zip(tensors_in(self._results[key]), tensors_in(values), strict=True):
                 result.copy_(value)
         return self._results[key]
+
+
+def key_of(leaf: Any) -> Hashable:
+    """Returns the part of a recording's key that comes from one leaf of the inputs: the identity of a Buffer,
+    shape and dtype of another tensor, and any other value itself."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return id(leaf) if isinstance(leaf, Buffer) else (leaf.shape, leaf.dtype)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:

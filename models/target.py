@@ -217,7 +217,7 @@ class ARTarget:
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         rows, cells = self.padding.nodes(tree.nodes), self.padding.committed(committed)
-        return self.run(self.score, tree.codes, tree.depths, tree.ancestors, cells, rows)
+        return self.score(tree.codes, tree.depths, tree.ancestors, cells, rows)
 
     @property
     def prompts(self) -> Sequence[int]:
@@ -288,13 +288,8 @@ class ARTarget:
         return logits_of(self.decoder.head, features)
 
     def commit(self, tree: DraftTree, verdict: Verdict) -> None:
-        self.run(self.commit_path, verdict.path, verdict.count, tree.leafy_chain)
-
-    def commit_path(self, path: Tensor, count: Tensor, leafy_chain: bool = False) -> None:
-        """Appends the nodes path [B, A] of the last pass to each slot's prefix, in all branches. The first
-        count [B] of a row are valid. leafy_chain: as in DraftTree."""
-        path, count = (by_branch(x, self.branches) for x in (path, count))
-        self.cache.commit(path, count, leafy_chain)
+        path, count = (by_branch(x, self.branches) for x in (verdict.path, verdict.count))
+        self.cache.commit(path, count, tree.leafy_chain)
 
     def move(self, source: Tensor, place: Tensor) -> None:
         """Copies entries of the cache in all branches, for passes whose cells are not committed in raster

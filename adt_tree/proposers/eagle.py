@@ -78,22 +78,14 @@ class EagleProposer:
     def propose(self, start: StepStart) -> DraftTree:
         assert self._features is not None, "propose() needs a prefilled image"
         pairs = (self._features, self._codes, self._count)
-        inputs = (start.last_codes, start.shapes, start.noise_below(start.shapes.depth))
         with part("drafter"):
-            return self._run(self._grow, pairs, *inputs, start.longest, start.sampling)
+            return self._run(self._grow, pairs, start)
 
-    def _grow(
-        self,
-        pairs: tuple[Tensor, Tensor, Tensor],
-        last_codes: Tensor,
-        shapes: BatchShapes,
-        noise: PositionNoise,
-        longest: int,
-        sampling: PassSampling,
-    ) -> DraftTree:
-        logits, feature = self.drafter.extend(*pairs, longest)
-        state = DraftState(logits, feature, last_codes, shapes, noise)
-        return self.growth(self.drafter, sampling, state)
+    def _grow(self, pairs: tuple[Tensor, Tensor, Tensor], start: StepStart) -> DraftTree:
+        logits, feature = self.drafter.extend(*pairs, start.longest)
+        noise = start.noise_below(start.shapes.depth)
+        state = DraftState(logits, feature, start.last_codes, start.shapes, noise)
+        return self.growth(self.drafter, start.sampling, state)
 
     def observe(
         self, tree: DraftTree, perturbed: Tensor, features: Tensor, verdict: Verdict, positions: Tensor

@@ -6,7 +6,6 @@ All heads of all images share the pass.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
 from adt_tree.decode import first_code
-from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
 from adt_tree.roles import Proposer, Request, Scored, StepStart, Target
@@ -25,7 +23,7 @@ from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from adt_tree.tree import BatchShapes, DraftTree, root_only_tree
 from adt_tree.verify import Rule, Verdict
-from lab.rows.nodes import PassNodes, Plan
+from lab.rows.nodes import PassNodes, Plan, numbers_of
 from lab.rows.schedule import Head, Schedule
 
 
@@ -52,58 +50,59 @@ class RowProposer(Proposer, Protocol):
 
 @torch.inference_mode()
 def several_rows(
-    target: RowTarget,
-    schedule: Schedule,
-    shape: TreeShape,
-    proposer: RowProposer | None,
-    rule: Rule,
-    requests: Iterable[Request | None],
-    sampling: Sampling,
+    target: RowTarget, images: RowImages, rule: Rule, slots: BatchSlots, requests: Iterable[Request | None]
 ) -> Iterator[StepOutput]:
     """Yields the outcome of every target call.
-
-    shape: the largest tree of a head. proposer: None for no drafts. Head a of the image in slot b is slot b *
-    schedule.heads + a of the proposer and the rule.
 
     The codes are not distributed as the target's, unless every row begins when the row above is finished. An
     image holds its codes, in raster order, once it is finished.
     """
-    slots = BatchSlots(target, requests, [target.release], sampling)
-    images = RowImages(target, schedule, shape, proposer)
-    # The rows in progress may be any rows of the image, so the table holds the noise of all its codes.
-    noise = NoiseTable(rule.noise, target, target.grid.size)
 
     def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        noise.begin(slot, request.seed, sampling.greedy)
         code, _ = first_code(target, rule, sampling, slot, request)
         images.begin(slot, code)
         return code
 
+    slots.open(requests)
     while slots.refill(begin):
-        clock = time.perf_counter()
-        with part("noise"):
-            noise.advance(slots.committed)
         with part("tree"):
             step = images.next_step([slot for slot, _ in slots.active()])
-            tree = images.draft(step, slots.sampling)
-            nodes = PassNodes.of(step.plan, tree, images.cached[:, :-1], step.size)
+            plan, tree = images.draft(step, slots.sampling)
         with part("target"):
-            inputs = (nodes.codes, nodes.positions, nodes.visible, (0,) * target.slots)
-            scored = target.run(target.score, *inputs)
-        with part("verify"):
-            noise_here = noise.at(nodes.positions + 1)
-            log_p = log_probs(scored.logits, slots.sampling, noise_here.forced)
-            log_p, perturbed = (nodes.by_head(x, tree.nodes) for x in (log_p, log_p + noise_here.gumbel))
-            seeds = slots.seeds.repeat_interleave(schedule.heads)
-            verdict = rule(tree, log_p, perturbed, seeds, step.plan.open_positions)
-        with part("commit"):
-            entries, positions = nodes.moves(step.plan, verdict, target.grid.length)
-            target.move(entries, positions)
-            images.commit(step.plan, verdict, positions)
-        if proposer is not None:
+            inputs = (slots.sampling, plan, tree, step.size)
+            perturbed, features, verdict, table = target.run(score_rows, target, rule, slots, images, *inputs)
+        if images.proposer is not None:
             with part("tree"):
-                proposer.observe(tree, perturbed, scored.features, verdict, step.plan.open_positions)
-        yield images.advance(slots, step, tree, log_p.amax(dim=-1), verdict, clock)
+                images.proposer.observe(tree, perturbed, features, verdict, plan.first)
+        yield images.advance(slots, step, tree, verdict, table)
+
+
+def score_rows(
+    target: RowTarget,
+    rule: Rule,
+    slots: BatchSlots,
+    images: RowImages,
+    sampling: PassSampling,
+    plan: Plan,
+    tree: DraftTree,
+    size: int,
+) -> tuple[Tensor, Tensor, Verdict, Tensor]:
+    """Does for the trees of all heads what adt_tree.decode.score_and_judge() does for one tree per image.
+    size: nodes of the pass."""
+    nodes = PassNodes.of(plan, tree, images.cached[:, :-1], size)
+    scored = target.score(nodes.codes, nodes.positions, nodes.visible, (0,) * target.slots)
+    with part("verify"):
+        noise = slots.noise.at(nodes.positions + 1)
+        log_p = log_probs(scored.logits, sampling, noise.forced)
+        log_p, perturbed = (nodes.by_head(x, tree.nodes) for x in (log_p, log_p + noise.gumbel))
+        seeds = slots.noise.seeds.repeat_interleave(plan.position.shape[1])
+        verdict = rule(tree, log_p, perturbed, seeds, plan.first)
+        table = outcomes(tree, log_p.amax(dim=-1), verdict)
+    with part("commit"):
+        entries, positions = nodes.moves(plan, verdict, target.grid.length)
+        target.move(entries, positions)
+        images.commit(plan, verdict, positions)
+    return perturbed, scored.features, verdict, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class RowStep:
 
     heads: list[list[Head | None]]  # [B][A]
     shapes: list[list[TreeShape]]  # [B][A], of their trees
-    plan: Plan
+    numbers: Tensor  # of its plan
     size: int  # nodes of the pass
 
 
@@ -123,7 +122,9 @@ class RowImages:
     def __init__(
         self, target: RowTarget, schedule: Schedule, largest: TreeShape, proposer: RowProposer | None
     ) -> None:
-        self._target, self._schedule, self._largest, self._proposer = target, schedule, largest, proposer
+        """largest: the largest tree of a head. proposer: None for no drafts. Head a of the image in slot b is
+        slot b * schedule.heads + a of the proposer and the rule."""
+        self._target, self._schedule, self._largest, self.proposer = target, schedule, largest, proposer
         self._progress = [schedule.begin(0) for _ in range(target.slots)]
         shape, device = (target.slots, target.grid.length + 1), target.device
         self.codes = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -149,25 +150,33 @@ class RowImages:
         most = max(map(sum, nodes))
         if self._target.padding.few:
             most = self._target.padding.nodes(self._schedule.heads * num_nodes(self._largest))
-        return RowStep(heads, shapes, Plan.of(heads, nodes, self._target.device), most)
+        return RowStep(heads, shapes, numbers_of(heads, nodes, self._target.device), most)
 
     def _shape(self, head: Head | None) -> TreeShape:
         """Returns the shape of a head's tree. The target itself chooses the last code that a row commits."""
         return self._largest.cut(head.room - 1) if head and head.room else ROOT_ONLY
 
-    def draft(self, step: RowStep, sampling: PassSampling) -> DraftTree:
-        """Returns the trees of all heads, [B * A, M]."""
-        roots, proposer = self.codes.gather(1, step.plan.source).flatten(), self._proposer
-        if proposer is None:
-            return root_only_tree(roots)
-        proposer.know(self.codes.repeat_interleave(self._schedule.heads, dim=0))
+    def draft(self, step: RowStep, sampling: PassSampling) -> tuple[Plan, DraftTree]:
+        """Returns the plan of a pass, and the trees of all heads, [B * A, M]."""
+        plan, roots, tree = self._target.run(self._plan, step.numbers)
+        if self.proposer is None:
+            return plan, tree
         for slot, head in enumerate(chain.from_iterable(step.heads)):
             if head and head.begins:
-                proposer.begin(slot, head.position + 1)
+                self.proposer.begin(slot, head.position + 1)
         bounds = self._target.padding.tree(self._largest)
         shapes = BatchShapes.of([*chain.from_iterable(step.shapes)], self._target.device, bounds)
-        longest, positions = self._target.grid.length, step.plan.open_positions
-        return proposer.propose(StepStart(shapes, roots, positions, _no_noise, longest, sampling))
+        start = StepStart(shapes, roots, plan.first, _no_noise, self._target.grid.length, sampling)
+        return plan, self.proposer.propose(start)
+
+    def _plan(self, numbers: Tensor) -> tuple[Plan, Tensor, DraftTree]:
+        """Returns the plan of these numbers, the roots [B * A], and trees that consist of them. Tells the
+        proposer the committed codes."""
+        plan = Plan.of(numbers)
+        if self.proposer is not None:
+            self.proposer.know(self.codes.repeat_interleave(self._schedule.heads, dim=0))
+        roots = self.codes.gather(1, plan.source).flatten()
+        return plan, roots, root_only_tree(roots)
 
     def commit(self, plan: Plan, verdict: Verdict, positions: Tensor) -> None:
         """Stores the codes that the heads commit. positions [B, A * L]: of the cells that are in the cache
@@ -181,21 +190,14 @@ class RowImages:
         self.codes.scatter_(1, at.flatten(1), codes.flatten(1))
 
     def advance(
-        self,
-        slots: BatchSlots,
-        step: RowStep,
-        tree: DraftTree,
-        top1: Tensor,
-        verdict: Verdict,
-        started: float,
+        self, slots: BatchSlots, step: RowStep, tree: DraftTree, verdict: Verdict, table: Tensor
     ) -> StepOutput:
-        """Adds the codes that a step committed to their images. top1, started: as in BatchSlots.advance()."""
-        table = outcomes(tree, top1, verdict)[1].tolist()  # here the host waits for the device
-        ms, longest = 1e3 * (time.perf_counter() - started), verdict.path.shape[1]
+        """Adds the codes that a step committed to their images. table: of outcomes()."""
+        of_heads, longest = table.tolist(), verdict.path.shape[1]  # here the host waits for the device
         for slot, image in slots.active():
             first, of_image = slot * self._schedule.heads, step.heads[slot]
             open_ = [(number, head) for number, head in enumerate(of_image) if head and head.room]
-            lines = [table[first + number] for number, _ in open_]
+            lines = [of_heads[first + number] for number, _ in open_]
             codes = [[int(code) for code in line[2:][: int(line[0])]] for line in lines]
             best = [p for line in lines for p in line[2 + longest :][: int(line[0])]]
             position = 1 + min(head.position for _, head in open_)
@@ -203,7 +205,7 @@ class RowImages:
             depth, budget = max(shape.levels for shape in shapes), sum(shape.budget for shape in shapes)
             shape = replace(self._largest, depth=depth, budget=budget)
             drafted = sum(int(line[1]) for line in lines)
-            if slots.record(slot, position, best, drafted, shape, ms):
+            if slots.record(slot, position, best, drafted, shape):
                 self._schedule.advance(self._progress[slot], [head for _, head in open_], codes)
                 image.codes[:] = self._schedule.image(self._progress[slot]) or image.codes
         moved = slots.active()

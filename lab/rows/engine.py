@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from adt_tree.batch import BatchSlots
 from adt_tree.engine import Engine, one_loop
 from adt_tree.grid import Grid
 from adt_tree.method import Method
 from adt_tree.method_on_model import MethodOnModel
+from adt_tree.noise_table import NoiseTable
 from adt_tree.policy import ROOT_ONLY
 from adt_tree.roles import Model, Run
-from lab.rows.decode import several_rows
+from lab.rows.decode import RowImages, several_rows
 from lab.rows.schedule import Schedule
 from lab.settings import Rows
 
@@ -41,7 +43,10 @@ def rows_engine(model: Model, method: Method, slots: int, max_prompt: int, sched
     if method.drafting:
         assert method.spec.module is not None
         proposer, rule = import_module(method.spec.module).make(setup)
-    loop = partial(several_rows, target, schedule, shape, proposer, rule, sampling=method.ordered_sampling)
+    # The rows in progress may be any rows of the image, so the table holds the noise of all its codes.
+    noise = NoiseTable(rule.noise, target, target.grid.size)
+    in_flight = BatchSlots(target, noise, [target.release], method.ordered_sampling)
+    loop = partial(several_rows, target, RowImages(target, schedule, shape, proposer), rule, in_flight)
     return Engine(method, target, loop, max_nodes)
 
 

@@ -31,26 +31,27 @@ class Plan:
     known: Tensor  # [B, A] bool: the root is a committed cell
     open: Tensor  # [B, A] bool: the row may commit cells
     nodes: Tensor  # [B, A] number of nodes, the root included
+    first: Tensor  # [B * A] position of the first code below every root
 
     @classmethod
-    def of(
-        cls, heads: Sequence[Sequence[Head | None]], nodes: Sequence[Sequence[int]], device: torch.device
-    ) -> Plan:
-        """Returns the plan of a pass, by one transfer. heads, nodes: [B][A]."""
-        values = [
-            [
-                (h.position, h.source, h.known, h.room > 0, n) if h else (0, 0, 0, 0, n)
-                for h, n in zip(*pair, strict=True)
-            ]
-            for pair in zip(heads, nodes, strict=True)
-        ]
-        position, source, known, open_, count = to_device(values, device).unbind(dim=2)
-        return cls(position, source, known > 0, open_ > 0, count)
+    def of(cls, numbers: Tensor) -> Plan:
+        """Returns the plan of numbers_of()."""
+        position, source, known, open_, nodes = numbers.unbind(dim=2)
+        return cls(position, source, known > 0, open_ > 0, nodes, position.flatten() + 1)
 
-    @property
-    def open_positions(self) -> Tensor:
-        """Position of the first code below the root of every head, [B * A]."""
-        return self.position.flatten() + 1
+
+def numbers_of(
+    heads: Sequence[Sequence[Head | None]], nodes: Sequence[Sequence[int]], device: torch.device
+) -> Tensor:
+    """Returns the numbers of a Plan on the device, [B, A, 5], by one transfer. heads, nodes: [B][A]."""
+    values = [
+        [
+            (h.position, h.source, h.known, h.room > 0, n) if h else (0, 0, 0, 0, n)
+            for h, n in zip(*pair, strict=True)
+        ]
+        for pair in zip(heads, nodes, strict=True)
+    ]
+    return to_device(values, device)
 
 
 def visible(cells: Tensor, positions: Tensor, roots: Tensor, committed: Tensor, own: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from adt_tree.roles import Request
 from adt_tree.sampling import PassSampling, log_probs
 from adt_tree.settings import Sampling
 from lab.rows.engine import rows_engine
-from lab.rows.nodes import PassNodes, Plan
+from lab.rows.nodes import PassNodes, Plan, numbers_of
 from lab.rows.schedule import Head, Schedule
 from lab.settings import Control, Rows
 from models.model import Model
@@ -255,7 +255,7 @@ def test_what_three_active_rows_see() -> None:
     other rows". Rows of 5 cells have 4, 2 and no committed cells, of which the newest are not in the cache;
     the third row begins with a stand-in before its first cell. The heads have two, one and two drafts."""
     heads = [Head(3, 3, True, 2), Head(6, 6, True, 2), Head(9, 4, False, 2)]
-    plan = Plan.of([heads], [[3, 2, 3]], torch.device("cpu"))
+    plan = Plan.of(numbers_of([heads], [[3, 2, 3]], torch.device("cpu")))
     tree = chain(torch.zeros(3, 4, dtype=torch.int64))
     cells = torch.zeros(1, 15, dtype=torch.bool)
     cells[0, [0, 1, 2, 5]] = True

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from adt_tree.batch import BatchSlots, StepOutput, outcomes
+from adt_tree.batch import BatchSlots, StepOutput
 from adt_tree.decode import speculative
 from adt_tree.engine import build
 from adt_tree.fastest_size import AutoTree
@@ -80,27 +80,18 @@ def recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     if name == AUTO:  # the sizes and the rule of a GPU
         policy = AutoTree().policy(model.grid, 1, on_gpu=True)
         target, proposer, _, *rest = engine.loop.args
-        loop = partial(speculative, target, proposer, policy, *rest, sampling=sampling)
-        engine = replace(engine, loop=loop)
+        engine = replace(engine, loop=partial(speculative, target, proposer, policy, *rest))
     run, advance = engine.target.run, BatchSlots.advance
     assert isinstance(run, GraphRunner)
 
-    def scripted(function: Callable[..., Any], *inputs: Any) -> Any:
-        result = run(function, *inputs)
-        if function is not outcomes:
-            return result
-        last, table = result
-        longest = (table.shape[1] - 2) // 2
-        return last, torch.tensor([[acceptance.count(longest), 1, *[0] * (2 * longest)]])
-
     def watched(
-        slots: BatchSlots, tree: Any, top1: Any, verdict: Any, shapes: list[TreeShape], clock: float
+        slots: BatchSlots, tree: Any, verdict: Any, table: Any, shapes: list[TreeShape]
     ) -> StepOutput:
-        acceptance.depth = shapes[0].depth
-        return advance(slots, tree, top1, verdict, shapes, clock)
+        acceptance.depth, longest = shapes[0].depth, verdict.path.shape[1]
+        table = torch.tensor([[acceptance.count(longest), 1, *[0] * (2 * longest)]])
+        return advance(slots, tree, verdict, table, shapes)
 
     monkeypatch.setattr(BatchSlots, "advance", watched)
-    engine.target.run = scripted
     (image,) = engine.decode([Request("0", model.encode(str(dims.prompt)), 1)])
     assert len(image.codes) == model.grid.size and len(image.steps) == acceptance.steps
     return run.captured
@@ -113,4 +104,4 @@ CASES += [("lumina_mgpt", "eagle-2"), *(("anole", name) for name in METHOD_NAMES
 
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_an_image_takes_few_recordings(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 5 < recordings(family, name, monkeypatch) <= MAX_RECORDINGS
+    assert 3 < recordings(family, name, monkeypatch) <= MAX_RECORDINGS

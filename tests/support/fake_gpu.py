@@ -304,7 +304,8 @@ class Script:
         self.steps += 1
         outcomes = []
         for row in range(rows):
-            accepted = min((self.steps + row) % 4, self.shapes[row].depth, (columns - 2) // 2 - 1)
+            depth = self.shapes[row].depth if self.shapes else 0  # none are known of rows of an image
+            accepted = min((self.steps + row) % 4, depth, (columns - 2) // 2 - 1)
             outcomes.append([accepted + 1.0, 1.0] + [0.0] * (columns - 2))
         return outcomes
 
@@ -336,9 +337,9 @@ def fake_gpu() -> Iterator[tuple[Device, Script]]:
 
     advance = adt_tree.batch.BatchSlots.advance
 
-    def watched(slots: Any, tree: Any, top1: Any, verdict: Any, shapes: list[TreeShape], clock: float) -> Any:
+    def watched(slots: Any, tree: Any, verdict: Any, table: Any, shapes: list[TreeShape]) -> Any:
         script.shapes = shapes
-        return advance(slots, tree, top1, verdict, shapes, clock)
+        return advance(slots, tree, verdict, table, shapes)
 
     _device_constructors()  # torch keeps this list when it is first made, and `tensor` must not be in it
     with ExitStack() as stack:

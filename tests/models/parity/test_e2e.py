@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adt_tree.batch import BatchSlots
 from adt_tree.decode import autoregressive, finished, speculative
 from adt_tree.grid import Grid
 from adt_tree.lantern import Relaxation
@@ -57,7 +58,8 @@ def decode(
     pack(net)
     proposer = EagleProposer(EagleDrafter(net, target, 5, 10), growth, target.slots, target.run)
     noise = NoiseTable(rule.noise, target, shape.depth + 1)
-    return finished(speculative(target, proposer, Fixed(shape), rule, noise, images, SAMPLING))
+    slots = BatchSlots(target, noise, [target.release, proposer.release], SAMPLING)
+    return finished(speculative(target, proposer, Fixed(shape), rule, slots, images))
 
 
 def check(image: Decoded, tokens: list[int], lengths: list[int]) -> None:
@@ -108,7 +110,8 @@ def test_greedy_tokens_of_the_ar_baseline(models: Anole) -> None:
     requests = anole_requests(models, "base_greedy_tokens")
     target = anole_target(models, LENGTH)
     noise = NoiseTable(Noise(8192, silent=True), target, 1)
-    for image in finished(autoregressive(target, noise, requests, SAMPLING)):
+    slots = BatchSlots(target, noise, [target.release], SAMPLING)
+    for image in finished(autoregressive(target, slots, requests)):
         expected = tensors("anole_e2e")[f"prompt{image.name}.base_greedy_tokens"]
         assert image.codes == expected[:LENGTH].tolist()
 

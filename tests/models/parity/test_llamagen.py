@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adt_tree.batch import BatchSlots
 from adt_tree.decode import autoregressive, finished
 from adt_tree.noise import Noise
 from adt_tree.noise_table import NoiseTable
@@ -96,6 +97,7 @@ def test_greedy_tokens(family: str, side: int, guidance: float) -> None:
     sampling, target = Sampling(temperature=0.0, guidance=guidance), model.target(2, 1)
     noise = NoiseTable(Noise(model.num_codes, silent=True), target, 1)
     requests = [Request(str(n), prompt, 0) for n, prompt in enumerate(model.prompts())]
-    images = codes_of(finished(autoregressive(target, noise, requests, sampling)))
+    slots = BatchSlots(target, noise, [target.release], sampling)
+    images = codes_of(finished(autoregressive(target, slots, requests)))
     expected = recorded[f"grid{side}.greedy_tokens" if family == "t2i" else "greedy_tokens"]
     assert [images["0"], images["1"]] == expected.tolist()
