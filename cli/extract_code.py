@@ -45,18 +45,19 @@ class Options(TargetOptions, ShardOptions, CommandOptions):
 
 def find_pairs(root: Path) -> tuple[dict[str, Path], int]:
     """Returns the pictures that have a caption, and the number of those that have none. Prints how many
-    pictures there are.
+    pictures there are, and what is skipped.
 
     A picture's name is its path below root without the suffix. Raises UserError if two pictures have the same
     name, or if none has a caption.
     """
-    from eval.metrics.pictures import list_pictures  # imports torch, for which --help must not wait
+    from eval.metrics.pictures import counted, list_pictures  # imports torch, for which --help must not wait
 
     if not root.is_dir():
         raise UserError(f"--data_path {root}: not a folder; give one of pictures X.jpg with captions X.txt")
     pictures: dict[str, Path] = {}
-    paths = list_pictures(root)
-    print(f"{root}: {len(paths)} pictures")
+    paths, skipped = list_pictures(root)
+    captions = {path.with_suffix(".txt") for path in paths}
+    print(counted(root, paths, [path for path in skipped if path not in captions]))
     for path in paths:
         name = path.relative_to(root).with_suffix("").as_posix()
         if name in pictures:

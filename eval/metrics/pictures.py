@@ -22,6 +22,8 @@ from models.checkpoint.files import reading
 from storage.prompts import Prompt, read_file
 from storage.run_folder import IMAGES, RECORDS, SETTINGS, STATISTICS, file_name, read_statistics
 
+# Folders of operating systems and network drives, with deleted files and small copies of pictures.
+SYSTEM = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 RANKED = re.compile(r"(?:prompt|image)_(\d+)")  # LANTERN's file names: the row of the prompt file
 MAX_NAMES = 3  # file names listed in one error
 
@@ -34,23 +36,37 @@ class Pair:
     path: Path
 
 
-def list_pictures(folder: Path, deep: bool = True) -> list[Path]:
-    """Returns the pictures of a folder in natural order.
+def list_pictures(folder: Path, deep: bool = True) -> tuple[list[Path], list[Path]]:
+    """Returns the pictures of a folder, and everything in it that is skipped, both in natural order.
 
-    A picture has a suffix of a format that Pillow reads. Hidden files and folders are passed over. Links are
-    followed; a folder that is reached twice is read once. deep: search folders at any depth.
+    A picture has a suffix of a format that Pillow reads. Hidden files and folders and those of SYSTEM are
+    skipped. Links are followed; a folder that is reached twice is read once. deep: search folders at any
+    depth. Raises OSError for a folder that cannot be read.
     """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    pictures, seen = list[Path](), set[str]()
-    for place, folders, files in os.walk(folder, followlinks=True):
+    pictures, skipped, seen = list[Path](), list[Path](), set[str]()
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=fail):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if deep and not name.startswith(".")]
-        paths = (Path(place, name) for name in files if not name.startswith("."))
-        pictures += [path for path in paths if path.suffix.lower() in suffixes]
-    return sorted(pictures, key=_natural)
+        shown = [name for name in sorted(folders) if deep and not (name.startswith(".") or name in SYSTEM)]
+        skipped += [Path(place, name) for name in folders if name not in shown]
+        folders[:] = shown
+        for path in (Path(place, name) for name in files):
+            is_picture = path.suffix.lower() in suffixes and not path.name.startswith(".")
+            (pictures if is_picture else skipped).append(path)
+    return sorted(pictures, key=_natural), sorted(skipped, key=_natural)
+
+
+def counted(folder: Path, pictures: Sequence[Path], skipped: Sequence[Path]) -> str:
+    """Returns a line that says how many pictures a folder holds, and what is skipped in it."""
+    names = f"; {len(skipped)} skipped: {_first_names([path.name for path in skipped])}" if skipped else ""
+    return f"{folder}: {len(pictures)} pictures{names}"
 
 
 def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = False) -> list[Path]:
@@ -71,12 +87,12 @@ def images_of(folder: str, count: int, options: tuple[str, str], deep: bool = Fa
         raise UserError(
             f"{options[0]} {folder}: the run's model gives codes, not pixels, so nothing can be scored"
         )
-    images = list_pictures(place, deep)
+    images, skipped = list_pictures(place, deep)
     if not images:
-        raise UserError(f"{options[0]} {place}: it holds no pictures")
+        raise UserError(f"{options[0]} {counted(place, images, skipped)}; give a folder of pictures")
     if count > len(images):
         raise UserError(f"{options[1]} {count}: {options[0]} {folder} holds {len(images)} images; give fewer")
-    print(f"  {place}: {len(images)} pictures")
+    print(f"  {counted(place, images, skipped)}")
     return images[: count if count > 0 else None]
 
 

@@ -158,7 +158,8 @@ def test_quality(result: Result, run_folder: Path, real: Path, tmp_path: Path) -
 def test_reference_pictures_are_all_that_pillow_reads(
     result: Result, run: Run, run_folder: Path, real: Path, tmp_path: Path
 ) -> None:
-    """Links are followed, a folder twice at most; img/ is a folder like others, unless it is a run's."""
+    """Links are followed, a folder twice at most; img/ is a folder like others, unless it is a run's. What is
+    skipped is named."""
     (tmp_path / "elsewhere").mkdir()
     for name in "a.bmp B.TIF c.gif d.jfif e.WebP f.JPG".split():
         tiny.picture(40, 40).convert("RGB").save(tmp_path / "elsewhere" / name)
@@ -166,7 +167,7 @@ def test_reference_pictures_are_all_that_pillow_reads(
     (real / "class3").symlink_to(tmp_path / "elsewhere")
     (real / "class1" / "up").symlink_to(real)
     (real / "img").mkdir()
-    for folder in (".ipynb_checkpoints", "class1/.thumbnails"):
+    for folder in (".ipynb_checkpoints", ".thumbnails", "__MACOSX", "class1/@eaDir"):
         (real / folder).mkdir()
         tiny.picture(9, 9).save(real / folder / "copy.png")
     for name in ("img/10.png", "9.png", "._9.png"):
@@ -175,7 +176,7 @@ def test_reference_pictures_are_all_that_pillow_reads(
     words = ("evaluate", "--metrics", "effnet_fd", "--fake_dir", run_folder, "--ref_dir")
     status, out, _ = run(*words, real)
     assert status == 0 and json.loads(out.splitlines()[-1])["real_images"] == 7 + 6 + 2
-    assert f"{real}: 15 pictures\n" in out
+    assert f"{real}: 15 pictures; 6 skipped: ._9.png, .ipynb_checkpoints, .thumbnails and 3 more" in out
     assert result(*words, run_folder)["real_images"] == 6
     (real / "class0" / "gone.png").symlink_to(tmp_path / "nowhere")
     assert "gone.png" in run(*words, real)[2]

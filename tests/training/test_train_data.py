@@ -197,7 +197,7 @@ def test_pictures_become_codes_of_their_centre(
     assert run(*words, "--num_samples", "2")[0] == 0
     status, printed, _ = run(*words)
     last = json.loads(printed.splitlines()[-1])
-    assert status == 0 and f"{data}: 5 pictures\n" in printed
+    assert status == 0 and f"{data}: 5 pictures; 1 skipped: .thumbnails\n" in printed
     assert (last["damaged"], last["without_caption"], last["images"]) == (["torn"], 1, 3)
     shards = read_shards([out], model)
     assert sorted(shards.texts) == ["a picture of a", "a picture of b", "wide"]
