@@ -99,6 +99,8 @@ def described(error: Exception, command: str) -> tuple[int, str]:
         offered = options_of(command).__dataclass_fields__
         advice = " or ".join(words for name, words in SMALLER.items() if name in offered)
         return 2, f"error: {cause}: give {advice or 'a larger machine'}; {STORED}"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return 2, f"error: {error.filename}: a file or a link to nothing is in the way; give another folder"
     if isinstance(error, UserError | OSError | FloatingPointError):
         return 2, f"error: {error or type(error).__name__}"
     return 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"

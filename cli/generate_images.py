@@ -80,19 +80,20 @@ def run(options: Options) -> None:
     root, facts = Path(options.output_dir), fingerprint(options, method, model)
     folder = RunFolder(root, prompts, facts, model.grid, model.num_codes, pixels=not why_no_pixels)
     share = [prompt.name for prompt in prompts[rank::count]]
-    for name in filter(folder.has_record, share):
-        folder.read(name)  # refuses one of another prompt before anything is generated
+    damaged = folder.forget_damaged(share)
     skipped = sum(map(folder.is_finished, folder.prompts))
     missing = [name for name in share if not folder.is_finished(name)]
     images = decode(options, method, pipe, folder, missing)
     with owned(root, share):
         folder.start(resolved_options(options, model))  # nothing is refused from here on
+        if damaged:
+            print(f"warning: {len(damaged)} damaged files are made anew, {damaged[0]} first", file=sys.stderr)
         started = time.perf_counter()
         store(pipe, images, folder, missing, silent=rank > 0)
         wall = time.perf_counter() - started
         if count > 1:
             print(f"process {rank} of {count}: {len(missing)} images")
-        if not folder.complete:
+        if not folder.complete or (count > 1 and folder.forget_damaged(folder.prompts)):
             return  # other processes still make images; the last of them prints the summary
         statistics = folder.statistics()
         if why_no_pixels:

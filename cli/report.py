@@ -131,7 +131,7 @@ def check_runs(roots: Sequence[Path]) -> None:
     complete = True
     for root in roots:
         folder = stored_run(root, stored_options(root))
-        lines = [str(error) for error in folder.faults()]
+        lines = [str(error) for _, error in folder.faults(folder.prompts)]
         print("\n".join(lines) or f"{root}: all {len(folder.prompts)} images of its configuration are there")
         complete &= not lines
     if not complete:

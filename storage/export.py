@@ -74,7 +74,7 @@ def images_of(root: Path) -> tuple[Path, dict[str, list[Path]], list[tuple[int, 
             f"{root} lacks {len(missing)} of {len(folder.prompts)} images ({', '.join(missing[:8])}): run it "
             f"again with --num_images -1 --images_per_prompt {IMAGES}"
         )
-    for error in folder.faults():
+    for _, error in folder.faults(folder.prompts):
         raise error
     sizes = {Image.open(folder.png(name)).size for name in folder.prompts}
     prompts = list(folder.prompts)[: len(folder.prompts) // IMAGES]

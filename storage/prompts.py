@@ -224,8 +224,13 @@ def _rows(content: str, suffix: str) -> Any:
 
 def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, str]]:
     """Returns the rows of a table by column. If the quotation marks of a .tsv are not those that programs
-    write, as in PartiPrompts, all of them are characters like any other."""
-    lines = io.StringIO(content, newline="")
+    write, as in PartiPrompts, all of them are characters like any other.
+
+    Rows end at line feeds if there are any. Then a carriage return alone belongs to its cell, also outside
+    quotation marks, where pandas leaves it; the csv module would end the row there.
+    """
+    inner = next(mark for mark in map(chr, range(0xE000, 0xF900)) if mark not in content)
+    lines = io.StringIO(re.sub("\r(?!\n)", inner, content) if "\n" in content else content, newline="")
     table = csv.DictReader(
         lines,
         delimiter=delimiter,
@@ -238,7 +243,7 @@ def _table(content: str, delimiter: str, quotes: bool = True) -> list[dict[str, 
         for row in table:
             if None in row:
                 raise csv.Error(f"{len(row) - 1 + len(row[None])} cells, the first line has {len(row) - 1}")
-            rows.append({key.strip().lower(): cell for key, cell in row.items()})
+            rows.append({key.strip().lower(): cell.replace(inner, "\r") for key, cell in row.items()})
     except csv.Error as error:
         if delimiter == "\t" and quotes:
             return _table(content, delimiter, quotes=False)

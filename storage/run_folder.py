@@ -17,14 +17,14 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from adt_tree.errors import UserError
+from adt_tree.errors import CheckpointError, UserError
 from adt_tree.grid import Grid, Raster
 from adt_tree.records import Decoded
 from models.checkpoint.files import read_json, reading, write_atomic
@@ -69,7 +69,12 @@ class ImageRecord:
     def of(cls, path: Path, content: Any) -> ImageRecord:
         """Returns the record that a file holds. Raises CheckpointError if it is damaged."""
         with reading(path, REMEDY):
-            return cls(**content)
+            record = cls(**content)
+            whole = isinstance(record.name, str) and isinstance(record.statistics["prompt"], str)
+            whole &= all(isinstance(code, int) for code in record.codes)
+            if not whole or not all(isinstance(step, dict) for step in record.steps):
+                raise ValueError("is not the record of an image")
+        return record
 
 
 def read_records(root: Path) -> Iterator[ImageRecord]:
@@ -155,16 +160,30 @@ class RunFolder:
                     f"{file_name(name)}.png: rename one"
                 )
         self.store = Store(root / SETTINGS, RECORDS, fingerprint)
+        self._damaged = set[Path]()  # files that count as missing
 
-    def faults(self) -> Iterator[UserError]:
-        """Yields an error for each record and picture that is missing, damaged or of another run or prompt.
-        Every record and every byte of the pictures is read."""
-        for name in self.prompts:
-            for check in (self.read, self.check_png):
+    def faults(self, names: Iterable[str]) -> Iterator[tuple[Path, UserError]]:
+        """Yields each missing or damaged record and picture of these images, and what is wrong with it.
+
+        The error of a file that is damaged, or not there, is a CheckpointError; that of a record of another
+        run or prompt is not. Every record and every byte of the pictures is read.
+        """
+        for name in names:
+            for path, check in ((self.record_path(name), self.read), (self.png(name), self.check_png)):
                 try:
                     check(name)
                 except UserError as error:
-                    yield error
+                    yield path, error
+
+    def forget_damaged(self, names: Iterable[str]) -> list[Path]:
+        """Returns the damaged files of these images, which from now on count as missing. Raises UserError for
+        a record of another run or prompt."""
+        for path, error in self.faults(names):
+            if not isinstance(error, CheckpointError):
+                raise error
+            if path.exists():
+                self._damaged.add(path)
+        return sorted(self._damaged)
 
     def start(self, options: Mapping[str, Any]) -> None:
         """Makes the folder. options: the parsed command line, which is stored."""
@@ -180,13 +199,16 @@ class RunFolder:
         """Returns the path of an image's record."""
         return self.store.path(file_name(name))
 
+    def _is_whole(self, path: Path) -> bool:
+        return path.is_file() and path not in self._damaged
+
     def has_record(self, name: str) -> bool:
         """Returns whether this or another process has generated the codes of an image."""
-        return self.record_path(name).is_file()
+        return self._is_whole(self.record_path(name))
 
     def is_finished(self, name: str) -> bool:
         """Returns whether an image has its record and, if this run makes them, its pixels."""
-        return self.has_record(name) and (not self._pixels or self.png(name).is_file())
+        return self.has_record(name) and (not self._pixels or self._is_whole(self.png(name)))
 
     @property
     def complete(self) -> bool:
@@ -245,9 +267,11 @@ class RunFolder:
         record.statistics["time"] = record.statistics["latency"] + seconds
         self._write(record)
         write_atomic(self.png(record.name), png_bytes(image))
+        self._damaged.discard(self.png(record.name))
 
     def _write(self, record: ImageRecord) -> None:
         self.store.write(file_name(record.name), asdict(record))
+        self._damaged.discard(self.record_path(record.name))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Returns the statistics of all images, in the order of the prompts. The run must be complete."""

@@ -18,7 +18,7 @@ from adt_tree.errors import UserError, refuse_other
 from models.checkpoint.files import read_json, reading, write_json
 
 FINGERPRINT = "fingerprint"  # key of the settings
-REMEDY = "remove it and run the same command again"
+REMEDY = "run the same command again, which makes it anew"
 
 
 class Store:

@@ -69,7 +69,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("geneval", lambda f: (f / "geneval.jsonl").write_text("\n".join(GENEVAL[::-1])),
      "made from another prompt"),
     ("geneval", lambda f: (f / "geneval/img/1.3.png").write_bytes(b"x"), "img/1.3.png: is damaged"),
-    ("geneval", lambda f: (f / "out").write_text(""), "out'"),
+    ("geneval", lambda f: (f / "out").write_text(""), "out: a file or a link to nothing"),
     ("dpg", lambda f: (f / "texts/new.txt").write_text("a dog"), LOST.format(4, 12, "new.png, ")),
     ("dpg", lambda f: narrow(f / "dpg/img/COCOval12.3.png"),
      "dpg has images of [(4, 8), (8, 8)] pixels: "),

@@ -109,6 +109,19 @@ def test_two_runs_in_one_folder(command: Command, whole: dict[str, Any], tmp_pat
     assert contents(tmp_path / "two") == whole
 
 
+def test_a_process_waits_for_the_damaged_files_of_the_others(
+    generate: Run, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate("o", *OPTIONS)[0] == 0
+    (tmp_path / "o" / "img" / "1.png").write_bytes(b"")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, summaries in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("RANK", rank)
+        status, out, _ = generate("o", *OPTIONS)
+        assert status == 0 and out.count('"output_dir"') == summaries
+    assert contents(tmp_path / "o") == whole
+
+
 def test_a_folder_that_cannot_be_written_to_is_named(
     generate: Run, command: Command, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +182,16 @@ def test_memory_that_runs_out_at_the_pixels_leaves_the_codes(
         monkeypatch.setattr(ARTarget, method, lambda *_: calls.append("called"))
     status, out, _ = generate("o", *OPTIONS)
     assert status == 0 and not calls and '"skipped": 3' in out
+    assert contents(tmp_path / "o") == whole
+
+
+def test_damaged_files_are_made_anew(generate: Run, whole: dict[str, Any], tmp_path: Path) -> None:
+    assert generate("o", *OPTIONS)[0] == 0
+    for name, damage in {"img/0.png": b"", "img/3.png": b"\x89PNG", "records/2.json": b'{"name"'}.items():
+        (tmp_path / "o" / name).write_bytes(damage)
+    status, out, err = generate("o", *OPTIONS)
+    assert status == 0 and '"skipped": 2' in out
+    assert err == f"warning: 3 damaged files are made anew, {tmp_path / 'o' / 'img' / '0.png'} first\n"
     assert contents(tmp_path / "o") == whole
 
 

@@ -44,6 +44,7 @@ GRID = Grid(2, 2)
 def opened(root: Path, settings: dict[str, Any] | None = None, prompts: list[Prompt] = PROMPTS) -> RunFolder:
     """Opens the folder of a run for writing."""
     folder = RunFolder(root, prompts, settings or SETTINGS, GRID)
+    folder.forget_damaged(folder.prompts)
     folder.start({"output_dir": str(root)})
     return folder
 
@@ -185,19 +186,32 @@ def test_a_record_holds_codes_before_there_are_pixels(tmp_path: Path) -> None:
     assert [stored.name for stored in read_records(tmp_path)] == ["1"]
 
 
-def test_other_runs_and_damage_are_refused(tmp_path: Path) -> None:
+def test_other_runs_are_refused_and_damage_is_forgotten(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     with pytest.raises(UserError, match=r"temperature.* 1\.0.* 0\.0"):
         opened(tmp_path, {**SETTINGS, "temperature": 0.0})
     finish(folder, "0")
-    path = folder.record_path("0")
-    whole = path.read_text()
+    path, png = folder.record_path("0"), folder.png("0")
+    whole, pixels = path.read_text(), png.read_bytes()
+    for bad in (b'{"name": "0"}', b"\xff\xfe", b"[" * 100_000,
+                whole.replace('"codes": [', '"codes": ["x", ').encode(),
+                whole.replace('"prompt": "a"', '"prompt": 5').encode()):  # fmt: skip
+        path.write_bytes(bad)
+        again = opened(tmp_path)
+        assert not again.has_record("0") and path.read_bytes() == bad
+        finish(again, "0")
+        assert again.is_finished("0") and path.read_text() == whole
+    for cut in (pixels[:-9], bytes(len(pixels))):
+        png.write_bytes(cut)
+        again = opened(tmp_path)
+        assert again.has_record("0") and not again.is_finished("0")
+        again.finish(again.read("0"), Image.new("RGB", (4, 4)), 0.1)
+        assert again.is_finished("0") and png.read_bytes() == pixels
     with pytest.raises(UserError, match=f"{path}: .*another prompt, 'a'"):
-        opened(tmp_path, prompts=[Prompt("0", "other", 0)]).read("0")
-    for bad in ('{"name": "0"}', "[" * 100_000, whole.replace('"run": "', '"run": "0')):
-        path.write_text(bad)
-        with pytest.raises(UserError, match=str(path)):
-            opened(tmp_path).read("0")
+        opened(tmp_path, prompts=[Prompt("0", "other", 0)])
+    path.write_text(whole.replace('"run": "', '"run": "0'))
+    with pytest.raises(UserError, match=str(path)):
+        opened(tmp_path)
     (tmp_path / "generation_configs.json").write_text("{}")
     with pytest.raises(UserError, match=rf"{tmp_path}: .*generation_configs\.json"):
         opened(tmp_path)
