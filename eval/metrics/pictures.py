@@ -173,9 +173,15 @@ def _first_names(names: Sequence[str]) -> str:
 
 def read_image(path: Path) -> Image.Image:
     """Returns an image as RGB; transparent pixels keep their stored colour, as in the published evaluations.
-    CheckpointError names a damaged file."""
+
+    Of 16-bit grey the upper 8 bits are kept, as Pillow keeps them of 16-bit colours; convert() would clip.
+    CheckpointError names a damaged file, and one whose pixels have no fixed range.
+    """
     with reading(path, "generate it again or remove it"), Image.open(path) as image:
-        return image.convert("RGB")
+        if image.mode in ("I", "F"):
+            raise ValueError(f"has pixels of mode {image.mode}, whose range is not known")
+        grey = image.mode.startswith("I;16")
+        return (Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if grey else image).convert("RGB")
 
 
 def centre_square(image: Image.Image) -> Image.Image:

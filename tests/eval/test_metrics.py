@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from adt_tree.errors import CheckpointError, UserError
@@ -169,3 +171,13 @@ def test_scores_take_any_seed(seed: int) -> None:
     fake, real = sets(9, 8, 5)
     assert kid(fake, real, 3, 4, seed) == kid(fake, real, 3, 4, 2**32 - 1)
     assert inception_score(fake, 2, seed) == inception_score(fake, 2, 2**32 - 1)
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path: Path, order: str) -> None:
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    Image.fromarray((grey.astype(np.uint16) * 257).astype(order)).save(tmp_path / "a.png")
+    assert (np.asarray(pictures.read_image(tmp_path / "a.png")) == grey[..., None]).all()
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "b.tiff")
+    with pytest.raises(UserError, match=r"b\.tiff.* mode F"):
+        pictures.read_image(tmp_path / "b.tiff")
