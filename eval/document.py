@@ -35,7 +35,7 @@ class Section:
 
 SECTIONS = (
     Section("All methods", "bench.json", ("method",), ("tau", "SR", "projected", "nll", "nll_over_ar")),
-    Section("Quality", "quality.json", ("method",), ("nll", "nll_over_ar", "recognised", "same_codes")),
+    Section("Quality", "quality.json", ("method",), ("nll", "nll_over_ar", "recognised")),
     Section(
         "Images per minute by the nodes of self-drafted trees",
         "sizes_*.json",
