@@ -52,16 +52,6 @@ def test_every_step_reads_the_noise_of_its_positions(grid: Grid, ahead: int) -> 
     assert checked > 40
 
 
-def test_images_without_noise() -> None:
-    """A greedy image in a slot that held another, and a table whose noise is silent."""
-    for silent in (False, True):
-        table = table_of(Noise(CODES, silent), GRIDS["one row"], 1, 4)
-        for greedy in (False, True):
-            table.begin(0, 5, greedy)
-            table.advance([0])
-            assert bool(table.at(torch.arange(1, 5)[None]).gumbel.any()) is not (silent or greedy)
-
-
 def test_a_table_is_small() -> None:
     """At Emu3's size an image holds 40 MB at most, and its first step waits for 3 blocks at most."""
     grid, blocks = Grid(90, 90, row_ends=True), []

@@ -121,16 +121,6 @@ def test_random_repeat_takes_a_decoded_cell_and_follows_the_seed() -> None:
     assert shapes(2) != chosen
 
 
-def test_a_new_image_starts_over_and_slots_are_apart() -> None:
-    policy = adaptive(slots=2)
-    shape(policy, root=0)
-    observe(policy, 1, accepted=4, depth=4)
-    chosen = policy.shapes({0: 1, 1: 1})
-    assert chosen[0].depth == 5 and chosen[1] == TreeShape(4, 4, BUDGET)
-    policy.reset(0, seed=3)
-    assert shape(policy, root=1) == TreeShape(4, 4, BUDGET)
-
-
 TWO = Grid(3, 2, before=(Raster(2, 3),))
 
 
