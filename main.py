@@ -102,7 +102,7 @@ def described(error: Exception, command: str) -> tuple[int, str]:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return 2, f"error: {error.filename}: a file or a link to nothing is in the way; give another folder"
     if isinstance(error, UserError | OSError | FloatingPointError):
-        return 2, f"error: {error or type(error).__name__}"
+        return 2, f"error: {str(error) or type(error).__name__}"
     return 1, f"internal error: {type(error).__name__}: {error} (--debug shows where)"
 
 

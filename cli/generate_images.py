@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,9 @@ def run(options: Options) -> None:
     from storage.run_folder import RECORDS, STATISTICS, RunFolder
 
     rank, count = worker()
+    share = [prompt.name for prompt in prompts[rank::count]]
+    if not share:  # there are fewer prompts than processes
+        return
     pipe = load(options, method.spec.network)
     method, model = method_from(options, pipe.model.spec), pipe.model
     why_no_pixels = model.missing_for_pixels
@@ -79,7 +82,6 @@ def run(options: Options) -> None:
         raise UserError(f"--record {options.record}: a race shows pixels, and {model.codec.missing}")
     root, facts = Path(options.output_dir), fingerprint(options, method, model)
     folder = RunFolder(root, prompts, facts, model.grid, model.num_codes, pixels=not why_no_pixels)
-    share = [prompt.name for prompt in prompts[rank::count]]
     damaged = folder.forget_damaged(share)
     skipped = sum(map(folder.is_finished, folder.prompts))
     missing = [name for name in share if not folder.is_finished(name)]
@@ -112,7 +114,8 @@ def run(options: Options) -> None:
 def fingerprint(options: Options, method: Method, model: Model) -> dict[str, Any]:
     """Returns everything that changes an image or its record: all runs in one folder must share it."""
     return {
-        **{item.name: str(getattr(method, item.name)) for item in fields(method) if item.name != "sampling"},
+        "method": method.name,
+        **{name: str(getattr(method, name)) for name in ("tree", "verify", "rules", "lantern")},
         **asdict(method.sampling),
         # As they are in use, so that a default may also be given.
         "seed_cells": method.copied_cells,
@@ -170,6 +173,7 @@ def store(
             if not folder.is_finished(name):
                 decode_pixels(pipe, folder, name)
                 bar.update()
+        bar.update(len(missing) - bar.n)  # the last image, if it has no pixels
 
 
 def decode_pixels(pipe: Pipeline, folder: RunFolder, name: str) -> None:

@@ -194,6 +194,8 @@ def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
     from eval import figures
 
     averages = [(str(path), acceptance.average(path)["maps"]) for path in runs]
+    if without := [path for path, maps in averages if not maps]:
+        raise UserError(f"{without[0]}: several rows at once have no maps; leave it out")
     folder.mkdir(parents=True, exist_ok=True)
     for path, result in results.items():
         labels = [tables.label(row, result["rows"]) for row in result["rows"]]

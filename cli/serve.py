@@ -106,13 +106,13 @@ def run(options: Options) -> None:
     except OSError as error:
         raise UserError(f"--host {options.host} --port {options.port}: {error}") from None
     pipe = in_new_thread(torch.get_num_threads(), load_with_drafter_if_any, options)
-    port = listener.getsockname()[1]
+    app, port = create_app(pipe, settings), listener.getsockname()[1]
     site = f"http://[{options.host}]:{port}" if ":" in options.host else f"http://{options.host}:{port}"
     where = "/generate" if pipe.model.codec.missing else f"/v1, and a page at {site}/"
     print(f"{options.model} is served at {site}{where}. Ctrl-C ends it.", flush=True)
     if key is None:
         print("There is no key, so requests of other machines and of proxies are refused.", flush=True)
-    if not server.run(create_app(pipe, settings), settings, listener, options.grace):
+    if not server.run(app, settings, listener, options.grace):
         raise SystemExit(1)
 
 

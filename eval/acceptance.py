@@ -7,6 +7,7 @@ This file does not import torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def average(folder: Path) -> dict[str, Any]:
 
     Keys: images, their number; codes_per_call; maps, by name; and correlation: over the cells, Pearson's
     correlation of the maps of codes per call and of top-1 probability, None if the steps hold no probability.
+    A run that decoded several rows at once has no maps: the cells of its steps do not follow one another.
 
     Raises UserError if the run's steps or its grid are missing or damaged.
     """
@@ -59,7 +61,9 @@ def average(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no records of images; run generate_images on it again")
     grid = stored_grid(folder)
     with reading(folder / RECORDS, "delete it and run generate_images again"):
-        image_maps = [maps(steps, grid) for steps in by_image.values()]
+        follow = chain(*map(pairwise, by_image.values()))
+        in_order = all(b["position"] == a["position"] + a["accepted"] + 1 for a, b in follow)
+        image_maps = [maps(steps, grid) if in_order else {} for steps in by_image.values()]
         calls = [step["accepted"] + 1 for steps in by_image.values() for step in steps]
     means = {}
     for kind in image_maps[0]:

@@ -200,6 +200,6 @@ class EagleDrafter:
             mask = mask.repeat(1, self.cache.head_groups, 1)
         mask, every = mask[:, None], slice(None)
         calls = [(every, every, mask)]
-        meta = AttentionMetadata(entries, positions, mask, calls, self.cache.kernel)
+        meta = AttentionMetadata(entries, positions, calls, self.cache.kernel)
         hidden = self.net(tokens, features, self.cache, meta, rotation)
         return self.target.logits(hidden), hidden

@@ -207,6 +207,8 @@ class Parser(argparse.ArgumentParser):
             if switch is None:
                 raise UserError(f"{key} is {value!r}: give true or false")
             return [f"--{key}" if switch else f"--no-{key}"]
+        if isinstance(value, list) and not action.nargs and action.type not in (_text, _path):
+            value = ",".join(value)  # as class_labels is written on the command line
         words = value if isinstance(value, list) and action.nargs else [value]
         if not words or not all(isinstance(word, str) for word in words):
             raise UserError(f"{key} is {value!r}: give a plain value")
@@ -327,7 +329,9 @@ def read_config(path: Path) -> dict[str, Any]:
         else:  # stored by a run: options that were not given are null, and its other facts are objects
             stored = json.loads(text, parse_int=str, parse_float=str).items()
             given = ((name, value) for name, value in stored if name not in NOT_IN_FILES)
-            content = {name: value for name, value in given if not isinstance(value, dict | None)}
+            content = {
+                name: value for name, value in given if value != [] and not isinstance(value, dict | None)
+            }
         if not isinstance(content, dict):
             raise ValueError("is not a list of options")
     return content

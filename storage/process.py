@@ -26,10 +26,13 @@ CODE = ("adt_tree", "lab", "models", "storage", "eval")  # the folders on which 
 
 def worker() -> tuple[int, int]:
     """Returns this process's number, from 0, and how many processes the launcher started. Without a launcher:
-    (0, 1)."""
-    for rank, count in LAUNCHERS:
-        if os.environ.get(rank) and os.environ.get(count):
-            return int(os.environ[rank]), int(os.environ[count])
+    (0, 1). Raises UserError for a number outside of these, whose images another process makes as well."""
+    for names in LAUNCHERS:
+        rank, count = (os.environ.get(name, "") for name in names)
+        if rank and count:
+            if rank not in map(str, range(int(count))):
+                raise UserError(f"{names[0]}={rank} with {names[1]}={count}: processes count from 0")
+            return int(rank), int(count)
     return 0, 1
 
 

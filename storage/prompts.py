@@ -131,7 +131,7 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
         return [Prompt(str(label), str(label), label) for label in args.class_labels]
     if source is None:
         return read_file(default, args.captions)
-    if _is_stream(source):
+    if is_stream(source):
         return read_file(Path(STDIN if source == "-" else source))
     if source in NAMED:
         return read_file(_find(source, Path(args.prompt_dir)), args.captions)
@@ -145,7 +145,7 @@ def _read(args: PromptSettings, default: Path) -> list[Prompt]:
     return [Prompt(str(row), source, row) for row in range(args.num_images)]
 
 
-def _is_stream(source: str) -> bool:
+def is_stream(source: str) -> bool:
     """Returns whether a text names the standard input, a pipe or a device."""
     plain = os.path.isfile(source) or os.path.isdir(source)
     return source in ("-", STDIN) or (os.path.exists(source) and not plain)

@@ -29,7 +29,7 @@ from adt_tree.grid import Grid, Raster
 from adt_tree.records import Decoded
 from models.checkpoint.files import read_json, reading, write_atomic
 from storage.prompt_settings import PromptSettings
-from storage.prompts import Prompt, image_seed, load_prompts
+from storage.prompts import Prompt, image_seed, is_stream, load_prompts
 from storage.store import FINGERPRINT, REMEDY, Store
 
 MAX_NAME_LENGTH = 100  # characters of the prompt's name that a file name takes
@@ -120,6 +120,8 @@ def stored_grid(root: Path) -> Grid:
 def stored_run(root: Path, options: Mapping[str, Any]) -> RunFolder:
     """Returns the run of these options in a folder. Raises UserError if its prompts cannot be read."""
     with reading(root / SETTINGS, NO_RUN):
+        if is_stream(options["prompt"] or ""):
+            raise UserError(f"{root}: its prompts came by {options['prompt']}, which cannot be read again")
         prompts, grid = load_prompts(PromptSettings.of(options)), stored_grid(root)
         return RunFolder(root, prompts, options[FINGERPRINT], grid, pixels=options[IMAGE]["pixels"])
 

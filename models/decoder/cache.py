@@ -41,8 +41,8 @@ class AttentionMetadata:
 
     entries: Tensor  # [R, N, 2 * Hkv] int64: where each node's keys and values go, in a flat view of a layer
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
-    mask: Tensor  # [R, 1, G * N, entries to read] additive: 0 where a query row may attend, -inf elsewhere
-    # One call of attention each: (rows of the pass, rows of the cache, their mask over the entries to read).
+    # One call of attention each: rows of the pass, rows of the cache, and the mask [rows, 1, G * N, entries
+    # to read], which is added: 0 where a query row may attend, -inf elsewhere.
     calls: Sequence[tuple[slice, slice, Tensor]]
     kernel: Attend
 
@@ -224,7 +224,6 @@ class KVCache:
         return AttentionMetadata(
             entries=self._flat_entries(length + columns[tree_entries - nodes : tree_entries], rows),
             positions=positions,
-            mask=mask,
             calls=self._calls(lengths, mask, tree_entries),
             kernel=self.kernel,
         )

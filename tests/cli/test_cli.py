@@ -180,6 +180,15 @@ def test_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch, variables: str
     assert worker() == LAUNCHED[variables]
 
 
+@pytest.mark.parametrize("rank", ["2", "-1", "a"])
+def test_a_process_outside_of_a_launchers_numbers_is_refused(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert f"RANK={rank} with WORLD_SIZE=2" in refused("generate_images")
+
+
 @pytest.mark.parametrize("command", ["bench", "generate_train_data"])
 def test_a_command_for_one_process_refuses_a_launcher(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, command: str

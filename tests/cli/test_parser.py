@@ -77,3 +77,9 @@ def test_a_run_can_be_repeated_by_its_stored_options(
     assert result("generate_images", "--config", settings)["skipped"] == first["images"] == 4
     again = result("generate_images", "--config", settings, "--output_dir", tmp_path / "again")
     assert again["skipped"] == 0 and images(tmp_path / "again") == images(tmp_path / "o")
+
+
+def test_lists_of_a_stored_run_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text('{"class_labels": [207, 360], "model": "llamagen"}')
+    assert Options.parse(["--config", str(file)]).class_labels == (207, 360)

@@ -104,8 +104,8 @@ def test_the_papers_figures_stand_beside_each_rule(tmp_path: Path, run: Run) -> 
 
 @pytest.fixture(scope="module")
 def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folders of three runs: the AR baseline, adaptive trees with the same images, and relaxed
-    acceptance."""
+    """Returns the folders of runs: the AR baseline, adaptive trees with the same images, relaxed acceptance,
+    and several rows at once."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "EMPTY").mkdir()
     prompts = folder / "p.txt"
@@ -113,7 +113,7 @@ def runs(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> 
     fixed = [*checkpoints["emoji"].words(), "--prompt", str(prompts), "--heatmaps", "0"]
     for name, words in {
         "ar": "--model_type base", "adt": "--method adt-tree",
-        "relaxed": "--method eagle-2 --lantern --lantern_delta 0.9",
+        "relaxed": "--method eagle-2 --lantern --lantern_delta 0.9", "rows": "--method zipar",
     }.items():  # fmt: skip
         assert main.main(["generate_images", *fixed, *words.split(), "--output_dir", str(folder / name)]) == 0
     return folder
@@ -128,6 +128,11 @@ def test_what_is_missing_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch, r
     }.items():  # fmt: skip
         assert named in refused("report", *words.split())
     assert not Path("x").exists()
+
+
+def test_several_rows_at_once_have_no_maps(runs: Path, run: Run, refused: Refused, tmp_path: Path) -> None:
+    assert average(runs / "rows")["maps"] == {} and "| - |" in run("report", runs / "rows")[1]
+    assert "no maps" in refused("report", runs / "rows", "--figures", tmp_path)
 
 
 def test_acceptance_averages_over_images(runs: Path, run: Run) -> None:
