@@ -332,7 +332,7 @@ def prepare(
     decoders: dict[Configuration, Decodes] = {}
     for configuration, method in chosen.items():
         decoders[configuration] = pipe.engine(method, requests, configuration.batch_size)
-        if options.quality and method.name == "ar" and not method.greedy:
+        if options.quality and configuration.name == configuration.baseline and not method.greedy:
             again = pipe.engine(method, requests, configuration.batch_size)
             decoders[configuration.other_seeds] = OtherSeeds(again)
     if options.reference:
@@ -340,7 +340,7 @@ def prepare(
         from eval import baseline  # imports transformers, which takes seconds
 
         folder = find_target(pipe.model.spec, load_options(options))
-        samplings = [method.sampling for method in chosen.values() if method.name == "ar"]
+        samplings = [method.sampling for item, method in chosen.items() if item.name == item.baseline]
         longest = max(request.prompt.length for request in requests)
         decoders |= baseline.decoders(folder, pipe.model, samplings, longest)
     return decoders, requests

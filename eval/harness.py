@@ -106,7 +106,7 @@ def measure(
             first = number % len(order)
             rotated = {item: decoders[item] for item in (*order[first:], *order[:first])}
             found[number] = measured = interleaved(rotated, batches[number], device, bar)
-            store.add(number, [request.name for request in batches[number]], measured)
+            store.add(number, measured)
     return {item.name: [found[number][item.name] for number in numbers] for item in order}
 
 

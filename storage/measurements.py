@@ -5,16 +5,18 @@
 
 Figures that are compared with one another are in one file, because they were measured within the same
 minutes. The `seconds` of an image contain the turns of the other configurations. A batch that a run did not
-finish leaves no file.
+finish leaves no file, and a damaged file counts as none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from adt_tree.errors import CheckpointError
 from adt_tree.records import Decoded, Step
 from models.checkpoint.files import reading
 from storage.store import REMEDY, Store
@@ -39,30 +41,26 @@ class Measurements(Store):
         super().__init__(root / "measurement_configs.json", "measurements", fingerprint)
 
     def finished(self, number: int) -> Batch | None:
-        """Returns the stored measurements of a batch of prompts; None if it is still to be measured. Raises
-        UserError if they are damaged."""
+        """Returns the stored measurements of a batch of prompts; None, with a warning if they are damaged,
+        where it is to be measured. Raises UserError if they belong to another fingerprint."""
         path = self.path(f"{number:05}")
         if not path.exists():
             return None
-        content = self.read(path.stem)
-        with reading(path, REMEDY):
-            return {
-                name: Measured(float(entry["seconds"]), [_unpack(image) for image in entry["images"]])
-                for name, entry in content["measured"].items()
-            }
+        try:
+            content = self.read(path.stem)
+            with reading(path, REMEDY):
+                return {
+                    name: Measured(float(entry["seconds"]), [_image(image) for image in entry["images"]])
+                    for name, entry in content["measured"].items()
+                }
+        except CheckpointError:
+            print(f"warning: {path} is damaged and is measured anew", file=sys.stderr)
+            return None
 
-    def add(self, number: int, prompts: Sequence[str], batch: Batch) -> None:
-        """Stores a batch of prompts, given by their names, that was measured under every configuration."""
-        measured = {
-            name: {"seconds": entry.seconds, "images": [_pack(image) for image in entry.images]}
-            for name, entry in batch.items()
-        }
-        self.write(f"{number:05}", {"prompts": list(prompts), "measured": measured})
-
-
-def _pack(image: Decoded) -> dict[str, Any]:
-    return {**asdict(image), "steps": [tuple(step.as_dict().values()) for step in image.steps]}
+    def add(self, number: int, batch: Batch) -> None:
+        """Stores a batch of prompts that was measured under every configuration."""
+        self.write(f"{number:05}", {"measured": {name: asdict(entry) for name, entry in batch.items()}})
 
 
-def _unpack(image: Mapping[str, Any]) -> Decoded:
-    return Decoded(**{**image, "steps": [Step(*step) for step in image["steps"]]})
+def _image(stored: Mapping[str, Any]) -> Decoded:
+    return Decoded(**{**stored, "steps": [Step(**step) for step in stored["steps"]]})

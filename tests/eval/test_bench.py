@@ -179,6 +179,12 @@ def test_quality_and_the_knob_of_a_relaxed_rival(result: Result, words: list[str
     assert grouped["nll_over_ar"] == pytest.approx(grouped["nll"] - ar["nll"], abs=1e-3)
 
 
+def test_rows_of_ar_have_no_part_in_the_floor(result: Result, words: list[str]) -> None:
+    more = "--methods ar --row_start 2 --temperatures 1 --num_images 1 --warmup 0 --quality"
+    calls = {row["method"]: row["target_calls"] for row in result(*words, *more.split())["rows"]}
+    assert calls["ar, other seeds"] == calls["ar"] > calls["ar-rows"]
+
+
 def test_random_weights_read_no_file(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is a tiny one in the layout of lumina_mgpt."""
     dims = tiny_dimensions()
@@ -237,8 +243,13 @@ def test_an_interrupted_bench_goes_on(
     assert (status, err) == (0, "")
     resumed = json.loads(out.splitlines()[-1])
     assert rows_without_times(resumed) == rows_without_times(whole)
-    # Every batch begins with another method.
     files = sorted((tmp_path / "o" / "measurements").iterdir())
+    files[1].write_bytes(files[1].read_bytes()[:40])
+    status, out, err = run(*words)
+    resumed = json.loads(out.splitlines()[-1])
+    assert status == 0 and err == f"warning: {files[1]} is damaged and is measured anew\n"
+    assert rows_without_times(resumed) == rows_without_times(whole)
+    # Every batch begins with another method.
     order = [next(iter(json.loads(file.read_text())["measured"])).split()[0] for file in files]
     assert order == ["ar", "eagle-2", "eagle-2:accept-none"]
     monkeypatch.setattr("eval.harness.interleaved", None)  # nothing is measured again
@@ -280,16 +291,19 @@ def image(name: str, codes: tuple[int, ...] = (1, 2), ms: float = 0.125) -> Deco
     return Decoded(name, 7, list(codes), [Step(1, 0, 1, 2, 3, 6, 1, ms)], 0.5, 2, 3)
 
 
-def test_damage_and_other_options_are_refused(tmp_path: Path) -> None:
+def test_damage_counts_as_missing_and_other_options_are_refused(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.add(0, ["0"], {"ar": Measured(0.25, [image("0")])})
+    store.add(0, {"ar": Measured(0.25, [image("0")])})
     (path,) = (tmp_path / "measurements").iterdir()
     whole = path.read_text()
     assert opened(tmp_path).finished(0) == {"ar": Measured(0.25, [image("0")])} and not store.finished(1)
     for bad in ('{"run": 1}', "[" * 100_000, whole[:40], whole.replace('"seconds"', '"s"')):
         path.write_text(bad)
-        with pytest.raises(UserError, match=str(path)):
-            opened(tmp_path).finished(0)
+        if bad == '{"run": 1}':
+            with pytest.raises(UserError, match=str(path)):
+                opened(tmp_path).finished(0)
+        else:
+            assert opened(tmp_path).finished(0) is None
         assert path.read_text() == bad
     path.write_text(whole)
     (tmp_path / "measurement_configs.json").unlink()
