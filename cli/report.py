@@ -48,8 +48,9 @@ class Options(CommandOptions):
         unit="FILE",
     )
     figures: str | None = option(
-        "write plots as PNG: NAME_speed.png for each bench result, NAME_frontier.png for those that measured "
-        "quality, and acceptance.png, which maps codes per call and trees over the image",
+        "write plots as PNG: NAME_speed.png for each bench result, NAME_frontier_T.png for each temperature "
+        "of those that measured quality, and acceptance.png, which maps codes per call and trees over the "
+        "image",
         unit="DIR",
     )
     race: str | None = option(
@@ -190,7 +191,8 @@ def acceptance_line(run: Path) -> dict[str, str]:
 
 
 def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
-    """Writes the speed plot of each bench result, and one plot with the averaged maps of all runs."""
+    """Writes the speed plot of each bench result, its quality plot for each temperature, and one plot with
+    the averaged maps of all runs."""
     from eval import figures
 
     averages = [(str(path), acceptance.average(path)["maps"]) for path in runs]
@@ -198,14 +200,16 @@ def write_figures(folder: Path, results: Results, runs: Sequence[Path]) -> None:
         raise UserError(f"{without[0]}: several rows at once have no maps; leave it out")
     folder.mkdir(parents=True, exist_ok=True)
     for path, result in results.items():
-        labels = [tables.label(row, result["rows"]) for row in result["rows"]]
-        figures.speed(result["rows"], labels, folder / f"{name_of(path)}_speed.png")
-        if all("nll" in row for row in result["rows"]):
-            curves = [tables.curve(row, result["rows"]) for row in result["rows"]]
-            figures.frontier(result["rows"], curves, folder / f"{name_of(path)}_frontier.png")
+        rows, name = result["rows"], name_of(path)
+        figures.speed(rows, [tables.label(row, rows) for row in rows], folder / f"{name}_speed.png")
+        scored = all("nll" in row for row in rows)
+        for temperature in dict.fromkeys(row["temperature"] for row in rows if scored):
+            points = [row for row in rows if row["temperature"] == temperature]
+            curves = [tables.curve(row, points) for row in points]
+            figures.frontier(points, curves, folder / f"{name}_frontier_{temperature:g}.png")
     if averages:
         figures.acceptance(averages, folder / "acceptance.png")
-    print(f"{folder}: {len(results) + bool(averages)} figures")
+    print(f"{folder}: figures written")
 
 
 def name_of(result: Path) -> str:

@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Sequence
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from demo.recording import Recording
 
@@ -55,7 +55,7 @@ class Pane:
         index = max(number for number, count in enumerate(frames["counts"]) if count <= codes)
         left, top = index % frames["columns"] * width, index // frames["columns"] * height
         picture = self._sheet.crop((left, top, left + width, top + height))
-        return picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        return ImageOps.pad(picture, (SIDE, SIDE), Image.Resampling.BICUBIC, HOLE)
 
 
 def film(recordings: Sequence[Recording]) -> bytes:

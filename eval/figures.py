@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from adt_tree.grid import Grid
 from eval.acceptance import CODES, COUNTS, TOP1, maps
@@ -36,7 +36,7 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
     columns = min(len(images), max(4, round(len(images) ** 0.5)))
     rows = -(-len(images) // columns)
     pictures = [Image.open(file).convert("RGB") for file, _ in images]
-    side = max(MIN_TILE, max(picture.width for picture in pictures))
+    side = max(MIN_TILE, *(max(picture.size) for picture in pictures))
     sheet = Image.new(
         "RGB", (columns * (side + MARGIN) + MARGIN, rows * (side + CAPTION + MARGIN) + MARGIN), WHITE
     )
@@ -44,9 +44,7 @@ def contact_sheet(images: Sequence[tuple[Path, str]], held_out: Collection[str],
     for number, (picture, (_, text)) in enumerate(zip(pictures, images, strict=True)):
         left = MARGIN + number % columns * (side + MARGIN)
         top = MARGIN + number // columns * (side + CAPTION + MARGIN)
-        if picture.width < side:
-            picture = picture.resize((side, side * picture.height // picture.width), Image.Resampling.LANCZOS)
-        sheet.paste(picture, (left, top))
+        sheet.paste(ImageOps.contain(picture, (side, side), Image.Resampling.LANCZOS), (left, top))
         ink = UNSEEN if text in held_out else INK
         if text in held_out:
             pen.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline=UNSEEN, width=2)
@@ -146,7 +144,7 @@ def frontier(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], path: Pat
             xs, ys = [row[key] for row in points], [row["nll"] for row in points]
             axis.plot(xs, ys, linestyle=line, linewidth=1, marker=marker, color=colour, label=name)
             for x, y, row in zip(xs, ys, points, strict=True):
-                text = ", ".join(f"{value:g}" for value in row["varied"].values())
+                text = ", ".join(map(str, row["varied"].values()))
                 axis.annotate(f"  {text}", (x, y), fontsize=7, color=colour)
         axis.set_xlabel(title, fontsize=10)
         axis.margins(x=0.08)

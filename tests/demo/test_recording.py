@@ -16,6 +16,7 @@ from adt_tree import Lantern, Pipeline, Sampling
 from adt_tree.errors import UserError
 from adt_tree.policy import TreeShape
 from demo import recording
+from demo.film import SIDE, Pane
 from demo.race_page import race_frame, race_page
 from demo.recording import Recording
 from tests.conftest import Refused, Run
@@ -67,6 +68,16 @@ def test_a_partial_image_shows_only_its_codes(pipe: Pipeline, runners: list[Reco
     last = sheet.crop((left, top, left + width, top + height)).convert("RGB").tobytes()
     differences = [abs(a - b) for a, b in zip(last, pipe.image(runners[0].codes).tobytes(), strict=True)]
     assert sum(differences) / len(differences) < 30  # the sheet is compressed with loss
+
+
+def test_a_film_keeps_the_shape_of_an_image(runners: list[Recording]) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 4), "red").save(stream, format="WEBP", lossless=True)
+    sheet = recording.SHEET_START + base64.b64encode(stream.getvalue()).decode()
+    wide = replace(runners[0], frames={"sheet": sheet, "columns": 1, "size": [8, 4], "counts": [1]})
+    canvas = Image.new("RGB", (SIDE, 400))
+    Pane(wide, "black").paint(canvas, 0, 0.0)
+    assert canvas.tobytes().count(b"\xff\0\0") == SIDE * SIDE / 2
 
 
 def test_the_page_needs_nothing_else_and_shows_texts_as_texts(runners: list[Recording]) -> None:

@@ -188,15 +188,17 @@ def test_the_newest_scores_are_a_table(runs: Path, tmp_path: Path, run: Run, ref
 def test_figures_have_a_row_per_run(runs: Path, tmp_path: Path, run: Run) -> None:
     rows = [{**ROW, "temperature": 0.0}, {**ROW, "method": "adt-tree"}]
     (tmp_path / "cpu.json").write_text(json.dumps({**RESULT, "rows": rows}))
-    quality = [{**row, "nll": 0.8, "projected": 2.0, "varied": {"gsd_group": 4}} for row in rows]
+    quality = [{**row, "nll": 0.8, "projected": 2.0, "varied": {"verify": "coupled"}} for row in rows]
     (tmp_path / "quality.json").write_text(json.dumps({**RESULT, "rows": quality}))
     both, one = tmp_path / "both", tmp_path / "one"
     several = [*quality, *({**row, "batch_size": 16, "total_token": 16} for row in quality)]
     (tmp_path / "several.json").write_text(json.dumps({**RESULT, "rows": several}))
     plots = [tmp_path / name for name in ("quality.json", "several.json")]
     assert run("report", *plots, "--figures", tmp_path / "quality")[0] == 0
-    widths = [Image.open(tmp_path / "quality" / f"{plot.stem}_frontier.png").width for plot in plots]
+    widths = [Image.open(tmp_path / "quality" / f"{plot.stem}_frontier_1.png").width for plot in plots]
     assert widths[1] == 1.5 * widths[0]  # a panel more: images in flight
+    drawn = {path.name for path in (tmp_path / "quality").glob("quality_*")}
+    assert drawn == {"quality_speed.png", "quality_frontier_0.png", "quality_frontier_1.png"}
     assert [curve(row, several) for row in several[:3:2]] == ["eagle-2 8", "eagle-2 16"]
     assert run("report", tmp_path / "cpu.json", runs / "adt", runs / "relaxed", "--figures", both)[0] == 0
     assert run("report", runs / "adt", "--figures", one)[0] == 0

@@ -236,5 +236,9 @@ def test_figures_show_any_prompt_and_mark_held_out_ones(tmp_path: Path) -> None:
     contact_sheet(pictures, [], plain)
     contact_sheet(pictures, ["w" * 300], marked)
     assert plain.read_bytes() != marked.read_bytes()
+    tall = tmp_path / "tall.png"
+    Image.new("RGB", (100, 400), "red").save(tall)
+    contact_sheet([(tall, "sun")], [], plain)
+    assert Image.open(plain).size == (420, 454)  # a square of 400, so that its caption is not covered
     heatmap(picture, "costs $5 and $6", STEPS, Grid(2, 2), tmp_path / "heat.png")
     Image.open(tmp_path / "heat.png").verify()
