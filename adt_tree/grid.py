@@ -91,12 +91,6 @@ class Grid:
         """The number of the first code of every raster."""
         return tuple(sum(raster.size for raster in self.before[:n]) for n in range(len(self.before) + 1))
 
-    @property
-    def sides(self) -> tuple[int, int] | tuple[tuple[int, int], ...]:
-        """The sides as files store them: (rows, columns), or one such pair for each of several rasters."""
-        pairs = tuple((raster.height, raster.width) for raster in self.rasters)
-        return pairs if self.before else pairs[0]
-
     def cell(self, position: int) -> Cell:
         """Returns the cell of a position. ValueError outside the grid."""
         offset = position

@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parts = gpu_check.parts(options.device)
     chosen = [part for name in options.parts or DEFAULT for part in parts if part.name == name]
-    results = [gpu_check.run(part, folder.resolve(), 60 * options.minutes) for part in chosen]
+    results = [gpu_check.run(part, folder.resolve(), 60 * options.minutes, options.device) for part in chosen]
     lines = gpu_check.wrong(results)
     document = {
         "command": f"python main.py {shlex.join(sys.argv[1:])}",

@@ -61,9 +61,10 @@ def parts(device: str) -> list[Part]:
     return found
 
 
-def run(part: Part, folder: Path, seconds: float) -> Document:
+def run(part: Part, folder: Path, seconds: float, device: str) -> Document:
     """Runs a part for at most `seconds` and returns its result: the counts of tests or the document of bench,
-    or under "failed" the reason why there is none. The stored document of the same code is not made anew."""
+    or under "failed" the reason why there is none. The stored document of the same code, device and torch is
+    not made anew."""
     target = folder / part.folder
     tests = part.name == "tests"
     store = ("--junitxml", f"{target}.xml") if tests else ("--output_dir", str(target))
@@ -71,8 +72,8 @@ def run(part: Part, folder: Path, seconds: float) -> Document:
     print(f"gpu_check: {' '.join(command[1:])}", file=sys.stderr)
     result: Document = {"part": part.name, "command": " ".join(("python", *command[1:]))}
     if (target / STORED).is_file():
-        stored = json.loads((target / STORED).read_text(encoding="utf-8"))
-        if stored["environment"]["code"] == environment("cpu")["code"]:
+        stored, now = json.loads((target / STORED).read_text(encoding="utf-8")), environment(device)
+        if all(stored["environment"][key] == now[key] for key in ("code", "device", "torch")):
             return result | stored
     try:
         done = subprocess.run(

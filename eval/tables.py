@@ -63,7 +63,6 @@ def lines_of(
     index: Sequence[str],
     values: Sequence[str],
     across: str | None = None,
-    intervals: bool = True,
 ) -> list[dict[str, str]]:
     """Returns rows of bench as lines for `table`.
 
@@ -80,7 +79,7 @@ def lines_of(
             if across is not None:
                 place = text(row, across)
                 name = place if len(values) == 1 else f"{name}, {heading(across)} = {place}"
-            line[name] = text(row, key, intervals)
+            line[name] = text(row, key)
     return list(lines.values())
 
 

@@ -35,7 +35,7 @@ else
         run "self_draft_k${k}_d$delta" --method self-draft --lantern --lantern_k "$k" --lantern_delta "$delta" "${same[@]}"
     done
     for folder in "${methods[@]}"; do
-        "$python" main.py evaluate --metrics effnet_fd --fake_dir "$folder" --ref_dir "$out/ar_s43"
+        [ "$folder" = "$out/ar_s43" ] || "$python" main.py evaluate --metrics effnet_fd --fake_dir "$folder" --ref_dir "$out/ar_s43"
     done
 fi
 "$python" main.py report "${methods[@]}"

@@ -97,7 +97,8 @@ def aesthetic(clip: Clip, path: Path) -> Network:
     have no effect in evaluation. Raises CheckpointError if the file holds no such stack for embeddings of
     this width.
     """
-    table = read_weights(path).below("layers.")
+    weights = read_weights(path)
+    table = weights.below("layers.")
     with matching(path, "LAION aesthetic predictor"):
         numbers = sorted({int(name.partition(".")[0]) for name in table})
         layers = [(table[f"{n}.weight"].float(), table[f"{n}.bias"].float()) for n in numbers]
@@ -111,4 +112,4 @@ def aesthetic(clip: Clip, path: Path) -> Network:
                 rows = F.linear(rows, weight.to(rows.device), bias.to(rows.device))
         return rows
 
-    return replace(clip.network, module=score, digest=read_weights(path).digest())
+    return replace(clip.network, module=score, digest=weights.digest())

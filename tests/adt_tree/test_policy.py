@@ -129,7 +129,6 @@ def test_a_position_counts_through_all_rasters() -> None:
     preview = [(row, column, 0) for row in range(2) for column in range(3)]
     assert cells == preview + [(row, column, 1) for row in range(3) for column in range(2)]
     assert (TWO.size, TWO.starts, TWO.image) == (12, (0, 6), Raster(3, 2))
-    assert TWO.sides == ((2, 3), (3, 2)) and Grid(2, 3).sides == (2, 3)
 
 
 @pytest.mark.parametrize("accepted", [2, 3, 4])

@@ -61,7 +61,7 @@ def test_a_check_prints_its_rows_and_ends_with_their_document(
         "tests": {"command": "x", "tests": {"passed": 3, "skipped": 1, "failed": []}},
     }
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_check, "run", lambda part, folder, seconds: results[part.name])
+    monkeypatch.setattr(gpu_check, "run", lambda part, *_: results[part.name])
     status, out, _ = run("gpu_check", "tests", "--output_dir", str(tmp_path))
     assert status == 0 and json.loads(out.splitlines()[-1])["tests"]["passed"] == 3
     status, out, _ = run("gpu_check", "anole", "--output_dir", str(tmp_path))
@@ -72,14 +72,18 @@ def test_a_check_prints_its_rows_and_ends_with_their_document(
 def test_a_part_is_a_process(tmp_path: Path) -> None:
     """Its last line is its result; a status and a time limit are named. A finished part is not run again."""
     print_line = 'print("table"); print(\'{"rows": []}\')'
-    assert gpu_check.run(Part("emoji", ("-c", print_line)), tmp_path, 60)["rows"] == []
-    assert "status 3" in gpu_check.run(Part("emoji", ("-c", "raise SystemExit(3)")), tmp_path, 60)["failed"]
+
+    def run(part: Part, seconds: float = 60) -> dict[str, Any]:
+        return gpu_check.run(part, tmp_path, seconds, "cpu")
+
+    assert run(Part("emoji", ("-c", print_line)))["rows"] == []
+    assert "status 3" in run(Part("emoji", ("-c", "raise SystemExit(3)")))["failed"]
     sleeper = Part("emoji", ("-c", "import time; time.sleep(60)"))
-    assert "0 s" in gpu_check.run(sleeper, tmp_path, 0.2)["failed"]
-    for code, kept in ((environment("cpu")["code"], True), ("of another checkout", False)):
-        (tmp_path / sleeper.folder).mkdir(exist_ok=True)
-        write_json(tmp_path / sleeper.folder / STORED, {"environment": {"code": code}})
-        assert ("failed" not in gpu_check.run(sleeper, tmp_path, 0.2)) is kept
+    assert "0 s" in run(sleeper, 0.2)["failed"]
+    (tmp_path / sleeper.folder).mkdir()
+    for other in ({}, {"code": "of another checkout"}, {"device": "another"}, {"torch": "0.1"}):
+        write_json(tmp_path / sleeper.folder / STORED, {"environment": environment("cpu") | other})
+        assert ("failed" in run(sleeper, 0.2)) == bool(other)
 
 
 def test_memory_is_estimated_for_every_engine(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +103,7 @@ def test_tests_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "test_gpu.py"
     file.write_text("\n".join([*lines, "def test_d():", "    assert 0"]))
     words = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "gpu", str(file))
-    result = gpu_check.run(Part("tests", words), tmp_path, 60)
+    result = gpu_check.run(Part("tests", words), tmp_path, 60, "cpu")
     assert result["tests"] == {"passed": 1, "skipped": 1, "failed": ["test_b"]}
 
 
