@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,6 +29,7 @@ from adt_tree.tree import BatchShapes, DraftTree
 from adt_tree.verify import Verdict
 
 END = object()  # follows the last request
+Begin = Callable[[Mapping[int, tuple[Request, Sampling]]], Tensor]  # the first step of images, by slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class StepOutput:
 
 class BatchSlots:
     """The images in flight, with their state on the host and on the device, where it is updated in place, so
-    that recorded functions read it. Only advance() reads the device, and refill() the first code of an image.
+    that recorded functions read it. Only advance() reads the device, and refill() the first codes of images.
     """
 
     def __init__(
@@ -84,22 +85,24 @@ class BatchSlots:
         for slot in range(len(self._slots)):
             self._free(slot)
 
-    def refill(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
+    def refill(self, begin: Begin) -> bool:
         """Frees the slots of clients who have gone, and gives every free slot the next request. Returns
         whether any image is in flight.
 
         The iterator of requests yields None while no request is waiting. It is asked again before the next
         step, or at once if no image is in flight; in that case it must block until a request arrives.
 
-        begin: prefills a slot and returns the first code of the image, a scalar tensor.
+        begin: prefills slots, and returns the table of decode.first_codes().
         """
         for slot, request in enumerate(self._requests):
             if request and request.client and request.client.gone:
                 self._free(slot)
         started = False
         while True:
-            started |= self._fill_slots(begin)
-            if self._exhausted or any(self._slots):
+            if asked := dict(self._ask()):
+                self._begin(asked, begin)
+                started = True
+            if all(self._slots[slot] for slot in asked) and (self._exhausted or any(self._slots)):
                 break
         for slot, image in enumerate(self._slots):
             # An idle slot commits one code a step. Its cache cannot overflow: it is emptied whenever an image
@@ -111,35 +114,34 @@ class BatchSlots:
             self.noise.advance(self.committed)
         return any(self._slots)
 
-    def _fill_slots(self, begin: Callable[[int, Request, Sampling], Tensor]) -> bool:
-        """Gives free slots the waiting requests. Returns whether an image has begun."""
-        started = False
-        for slot in range(len(self._slots)):
-            while self._slots[slot] is None and not self._exhausted:
+    def _ask(self) -> Iterator[tuple[int, Request]]:
+        """Yields free slots with the requests that are waiting."""
+        for slot, image in enumerate(self._slots):
+            if image is None and not self._exhausted:
                 request = next(self._waiting, END)
                 if request is None:
-                    return started
+                    return
                 if isinstance(request, Request):
-                    self._begin(slot, request, begin)
-                    started = True
+                    yield slot, request
                 else:
                     self._exhausted = True
-        return started
 
-    def _begin(self, slot: int, request: Request, begin: Callable[[int, Request, Sampling], Tensor]) -> None:
-        """Starts an image, unless its first logits are not numbers."""
-        self._started[slot] = time.perf_counter()
-        sampling = request.sampling or self._sampling.common
-        self._sampling.begin(slot, sampling)
-        self.noise.begin(slot, request.seed, sampling.greedy)
-        try:
-            code = begin(slot, request, sampling)
-        except FloatingPointError as error:
-            self._fail(slot, request, error)
-            return
-        self.last_codes[slot], self.positions[slot], self._cells[slot] = code, 1, 1
-        image = Decoded(request.name, request.seed, [int(code)], warnings=list(request.warnings))
-        self._slots[slot], self._requests[slot] = image, request
+    def _begin(self, asked: Mapping[int, Request], begin: Begin) -> None:
+        """Starts images, except for those whose first logits are not numbers."""
+        now, begun = time.perf_counter(), {}
+        for slot, request in asked.items():
+            sampling = request.sampling or self._sampling.common
+            self._sampling.begin(slot, sampling)
+            self.noise.begin(slot, request.seed, sampling.greedy)
+            begun[slot] = request, sampling
+        for (slot, request), (code, failed) in zip(asked.items(), begin(begun).tolist(), strict=True):
+            if failed:
+                self._fail(slot, request, nan_error(request.name, 0))
+                continue
+            self._started[slot] = now
+            self.last_codes[slot], self.positions[slot], self._cells[slot] = code, 1, 1
+            image = Decoded(request.name, request.seed, [code], warnings=list(request.warnings))
+            self._slots[slot], self._requests[slot] = image, request
 
     def _fail(self, slot: int, request: Request | None, error: FloatingPointError) -> None:
         """Tells the client of an image, and frees its slot. Raises the error if there is no client."""

@@ -7,12 +7,12 @@ only if the draft is that choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from adt_tree.batch import BatchSlots, StepOutput, nan_error, outcomes
+from adt_tree.batch import BatchSlots, StepOutput, outcomes
 from adt_tree.policy import ROOT_ONLY, Policy
 from adt_tree.ranges import part
 from adt_tree.records import Decoded
@@ -39,11 +39,8 @@ def autoregressive(
     """
     rule, idle = Coupled(slots.noise.noise), [ROOT_ONLY] * target.slots
 
-    def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        return first_code(target, rule, sampling, slot, request)[0]
-
     slots.open(requests)
-    while slots.refill(begin):
+    while slots.refill(lambda begun: first_codes(target, rule, begun)[0]):
         bounds = target.padding.committed(slots.committed)
         with part("target"):
             tree, verdict, table = target.run(next_codes, target, slots, slots.sampling, bounds)
@@ -82,11 +79,12 @@ def speculative(
     are the codes of autoregressive() at the same seed.
     """
 
-    def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        code, prefix = first_code(target, rule, sampling, slot, request)
-        proposer.prefill(slot, request.prompt, prefix, code)
-        policy.reset(slot, request.seed)
-        return code
+    def begin(begun: Mapping[int, tuple[Request, Sampling]]) -> Tensor:
+        table, prefixes = first_codes(target, rule, begun)
+        for (slot, (request, _)), code in zip(begun.items(), table[:, 0], strict=True):
+            proposer.prefill(slot, request.prompt, prefixes[slot], code)
+            policy.reset(slot, request.seed)
+        return table
 
     slots.open(requests)
     while slots.refill(begin):
@@ -139,16 +137,18 @@ def score_and_judge(
     return perturbed, scored.features, verdict, positions, table
 
 
-def first_code(
-    target: Target, rule: Rule, sampling: Sampling, slot: int, request: Request
-) -> tuple[Tensor, Prefix]:
-    """Prefills a slot. Returns the first code of the image, a scalar sampled by the rule, and the prefix."""
+def first_codes(
+    target: Target, rule: Rule, begun: Mapping[int, tuple[Request, Sampling]]
+) -> tuple[Tensor, Mapping[int, Prefix]]:
+    """Prefills slots. Returns a table [slots, 2] int64 for the host, and the prefixes. A row of the table is
+    the first code, sampled by the rule, and 1 if its logits are not numbers."""
     with part("prefill"):
-        prefix = target.prefill(slot, request.prompt)
-    zero = torch.zeros(1, dtype=torch.int64, device=target.device)
-    log_p = log_probs(prefix.logits[:, None], PassSampling.uniform(sampling, target.device))
-    if bool(log_p[0, 0].isnan()):
-        raise nan_error(request.name, 0)
-    if sampling.greedy:  # the rule would add noise if the engine also samples images at other temperatures
-        return log_p.argmax(dim=-1)[0], prefix
-    return rule.choose(log_p, zero + request.seed, zero)[0], prefix
+        prefixes = target.prefill({slot: request.prompt for slot, (request, _) in begun.items()})
+    zero, table = torch.zeros(1, dtype=torch.int64, device=target.device), []
+    for slot, (request, sampling) in begun.items():
+        log_p = log_probs(prefixes[slot].logits[:, None], PassSampling.uniform(sampling, target.device))
+        # The rule would add noise to a greedy image if the engine also samples images.
+        greedy = sampling.greedy
+        code = log_p.argmax(dim=-1) if greedy else rule.choose(log_p, zero + request.seed, zero)
+        table.append(torch.cat((code, log_p[0, :1].isnan())))
+    return torch.stack(table), prefixes

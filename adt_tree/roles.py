@@ -11,7 +11,7 @@ Dimensions: G guidance branches, B images in flight (slots), N nodes, A path nod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -124,8 +124,9 @@ class Target(Batch, Protocol):
 
     padding: Padding  # of its steps
 
-    def prefill(self, slot: int, prompt: Any) -> Prefix:
-        """Commits the prompt to a slot in place of the image it held."""
+    def prefill(self, prompts: Mapping[int, Any]) -> Mapping[int, Prefix]:
+        """Commits prompts to their slots in place of the images that these held. Returns the prefix of every
+        slot."""
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         """Scores every node of the trees in one pass. committed: the cells in each slot's prefix, or the

@@ -56,7 +56,7 @@ def nll(target: Target, sampling: Sampling, prompt: object, image: Sequence[int]
     ends = [target.grid.is_row_end(position) for position in range(target.grid.length)]
     following = iter(image)
     cells = torch.tensor([0 if end else next(following) for end in ends], device=target.device)
-    logits = target.prefill(0, prompt).logits[:, None]
+    logits = target.prefill({0: prompt})[0].logits[:, None]
     settings, first = PassSampling.uniform(sampling, logits.device), 0
     values = [log_probs(logits, settings)[:, cells[0]]]
     for codes in cells[:-1].split(NODES):  # each code as the parent of the next

@@ -6,8 +6,9 @@ path nodes, T rows of a prefix, V codes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -188,32 +189,52 @@ class ARTarget:
         self.cache = KVCache.allocate(config, rows, capacity, dtype, self.device, padded, axes, few)
         self._cells = CellTokens(grid, ids, slots, self.device)
 
-    def prefill(self, slot: int, prompt: EncodedPrompt) -> Prefix:
-        """Takes a pass per guidance branch, but none for an unconditional prefix that equals the last one:
-        most families have one for all prompts. Raises ValueError for a prompt longer than max_prompt."""
-        if prompt.length > self.max_prompt:
-            raise ValueError(f"a prompt of {prompt.length} tokens; the cache was sized for {self.max_prompt}")
-        self._prompts[slot] = prompt.length
-        features = []
+    def prefill(self, prompts: Mapping[int, EncodedPrompt]) -> dict[int, Prefix]:
+        """Takes a pass for all conditional prefixes of one length, as padding would change the last bits, and
+        one for an unconditional prefix unless it equals the last one: most families have one for all prompts.
+        Raises ValueError for a prompt longer than max_prompt."""
+        if (longest := max(prompt.length for prompt in prompts.values())) > self.max_prompt:
+            raise ValueError(f"a prompt of {longest} tokens; the cache was sized for {self.max_prompt}")
+        features = {slot: list[Tensor]() for slot in prompts}
         for branch in range(self.branches):
-            prefix = prompt.embed(branch, self.decoder)
-            count = prefix.rows.shape[1]
-            cache = self.cache.row(branch * self.slots + slot)
+            groups = defaultdict[int, dict[int, EmbeddedPrefix]](dict)
+            for slot in sorted(prompts):  # in the order of the cache's rows
+                prefix = prompts[slot].embed(branch, self.decoder)
+                groups[slot if branch else prefix.rows.shape[1]][slot] = prefix
+            for group in groups.values():
+                for slot, hidden in zip(group, self._begin(branch, group), strict=True):
+                    features[slot].append(hidden)
+        for slot, prompt in prompts.items():
+            self._prompts[slot] = prompt.length
+        logits = {slot: [self.logits(x[-1]) for x in of_slot] for slot, of_slot in features.items()}
+        return {slot: Prefix(torch.stack(logits[slot]), features[slot]) for slot in prompts}
+
+    def _begin(self, branch: int, prefixes: Mapping[int, EmbeddedPrefix]) -> Tensor:
+        """Commits prefixes of T rows to P slots of a branch, one slot in the unconditional branch. Returns
+        their features [P, T, D]."""
+        caches = {row: self.cache.row(row) for row in (branch * self.slots + slot for slot in prefixes)}
+        for cache in caches.values():
             cache.clear()
-            entries = cache.store[..., :count, :]
-            if branch and self._unconditional and prefix.equals(self._unconditional[0]):
-                _, known, hidden = self._unconditional
-                entries.copy_(known)
-            else:
-                order = torch.arange(count, device=self.device)[None]
-                hidden = self.decoder(prefix.rows, cache, cache.metadata(order, prefix.mask, [0]))[0]
-                if branch:
-                    self._unconditional = prefix, entries.clone(), hidden
+        first, one = next(iter(prefixes.values())), next(iter(caches.values()))
+        count = first.rows.shape[1]
+        entries = one.store[..., :count, :]
+        if branch and self._unconditional and first.equals(self._unconditional[0]):
+            _, known, hidden = self._unconditional
+            entries.copy_(known)
+        else:
+            order = torch.arange(count, device=self.device).expand(len(caches), -1)
+            rows = torch.cat([prefix.rows for prefix in prefixes.values()])
+            mask = torch.cat([prefix.mask for prefix in prefixes.values()])
+            lengths = [0 if row in caches else None for row in range(self.branches * self.slots)]
+            meta = replace(self.cache.metadata(order, mask, lengths), kernel=one.kernel)
+            hidden = self.decoder(rows, self.cache, meta)
+            if branch:
+                self._unconditional = first, entries.clone(), hidden
+        for cache, (slot, prefix) in zip(caches.values(), prefixes.items(), strict=True):
             cache.begin(count, prefix.padding)
             if not branch:
                 self._cells.begin(slot, count - prefix.padding)
-            features.append(hidden)
-        return Prefix(torch.stack([self.logits(hidden[-1]) for hidden in features]), features)
+        return hidden
 
     def forward(self, tree: DraftTree, committed: Sequence[int]) -> Scored:
         rows, cells = self.padding.nodes(tree.nodes), self.padding.committed(committed)

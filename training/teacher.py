@@ -48,7 +48,7 @@ def features(model: Model, prompt: EncodedPrompt, codes: Tensor) -> list[Tensor]
     device = model.codebook.device
     pack(model.decoder)
     target = ARTarget(model.decoder, model.grid, model.prompts.cells, 1, BRANCHES, prompt.length, max_nodes=0)
-    prefix = target.prefill(0, prompt).features
+    prefix = target.prefill({0: prompt})[0].features
     tokens = image_tokens(model, codes).to(device)[None]
     depths = torch.arange(tokens.shape[1], device=device)[None]
     hidden = target.features(tokens, depths, chain_mask(tokens.shape[1], device), [prompt.length])[:, 0]

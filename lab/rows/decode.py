@@ -6,7 +6,7 @@ All heads of all images share the pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NoReturn, Protocol
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adt_tree.batch import BatchSlots, StepOutput, outcomes
-from adt_tree.decode import first_code
+from adt_tree.decode import first_codes
 from adt_tree.policy import ROOT_ONLY, TreeShape
 from adt_tree.ranges import part
 from adt_tree.roles import Proposer, Request, Scored, StepStart, Target
@@ -58,10 +58,11 @@ def several_rows(
     image holds its codes, in raster order, once it is finished.
     """
 
-    def begin(slot: int, request: Request, sampling: Sampling) -> Tensor:
-        code, _ = first_code(target, rule, sampling, slot, request)
-        images.begin(slot, code)
-        return code
+    def begin(begun: Mapping[int, tuple[Request, Sampling]]) -> Tensor:
+        table, _ = first_codes(target, rule, begun)
+        for slot, code in zip(begun, table[:, 0], strict=True):
+            images.begin(slot, code)
+        return table
 
     slots.open(requests)
     while slots.refill(begin):

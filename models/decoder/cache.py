@@ -43,7 +43,7 @@ class AttentionMetadata:
     positions: Tensor  # [R, N] int64: rotary positions; [R, N, 3] on three axes
     # One call of attention each: rows of the pass, rows of the cache, and the mask [rows, 1, G * N, entries
     # to read], which is added: 0 where a query row may attend, -inf elsewhere.
-    calls: Sequence[tuple[slice, slice, Tensor]]
+    calls: Sequence[tuple[slice, slice | Tensor, Tensor]]
     kernel: Attend
 
     def attend(self, store: Tensor, query: Tensor, kv: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class KVCache:
         return AttentionMetadata(
             entries=self._flat_entries(length + columns[tree_entries - nodes : tree_entries], rows),
             positions=positions,
-            calls=self._calls(lengths, mask, tree_entries),
+            calls=self._calls(lengths, rows, mask, tree_entries),
             kernel=self.kernel,
         )
 
@@ -253,18 +253,18 @@ class KVCache:
         return to_device(present, self.length.device)
 
     def _calls(
-        self, lengths: Sequence[int | None], mask: Tensor, tree_entries: int
-    ) -> list[tuple[slice, slice, Tensor]]:
-        """Returns AttentionMetadata.calls: one for all rows, unless on a CPU a slot is left out, or images
-        are on average more than UNUSED entries shorter than the longest. Then every image has a call of its
-        own, which reads no more entries than the image has."""
+        self, lengths: Sequence[int | None], rows: slice | Tensor, mask: Tensor, tree_entries: int
+    ) -> list[tuple[slice, slice | Tensor, Tensor]]:
+        """Returns AttentionMetadata.calls: one for all `rows` of the pass, unless on a CPU a slot is left
+        out, or images are on average more than UNUSED entries shorter than the longest. Then every image has
+        a call of its own, which reads no more entries than the image has."""
         images = [(slot, length) for slot, length in enumerate(lengths) if length is not None]
         present = [length for _, length in images]
         unused = max(present) * len(present) - sum(present)
         alike = len(present) == len(lengths) and unused <= UNUSED * len(present)
         if self.store.device.type != "cpu" or alike:
-            return [(slice(None), slice(None), mask)]
-        calls = []
+            return [(slice(None), rows, mask)]
+        calls = list[tuple[slice, slice | Tensor, Tensor]]()
         for place, (slot, length) in enumerate(images):
             own, cached = slice(place, None, len(images)), slice(slot, None, len(lengths))
             calls.append((own, cached, mask[own, ..., : length + tree_entries]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -163,10 +163,9 @@ def spoil_midway(monkeypatch: pytest.MonkeyPatch, name: str, requests: Sequence[
     prompt = next(request.prompt for request in requests if request.name == name)
     prefill, forward, state = ARTarget.prefill, ARTarget.forward, {"slot": -1, "passes": 0}
 
-    def prefilling(target: ARTarget, slot: int, new_prompt: Prompt) -> object:
-        if new_prompt is prompt:
-            state["slot"] = slot
-        return prefill(target, slot, new_prompt)
+    def prefilling(target: ARTarget, prompts: Mapping[int, Prompt]) -> object:
+        state["slot"] = next((slot for slot in prompts if prompts[slot] is prompt), state["slot"])
+        return prefill(target, prompts)
 
     def passing(target: ARTarget, tree: object, committed: Sequence[int]) -> object:
         state["passes"] += state["slot"] >= 0

@@ -219,8 +219,8 @@ def alone(prompt: Prompt, tokens: list[int], branches: int, kv_heads: int = 4) -
 def test_node_logits_are_those_of_its_path_alone(sampling: Sampling, kv_heads: int) -> None:
     target = random_model(kv_heads=kv_heads).target(3, sampling, MAX_NODES, MAX_PROMPT)
     for slot in range(3):
-        target.prefill(slot, IMAGES[4].prompt)  # the next prompt replaces it
-        target.prefill(slot, IMAGES[slot].prompt)
+        target.prefill({slot: IMAGES[4].prompt})  # the next prompt replaces it
+        target.prefill({slot: IMAGES[slot].prompt})
     taken = commit_two_paths(target, seed=10)
     tree = random_tree(3, 14, CODES, seed=20)
     scored = target.forward(tree, [*map(len, taken)])
@@ -236,7 +236,7 @@ def test_the_same_unconditional_prefix_is_computed_once(monkeypatch: pytest.Monk
     """A slot holds the same bits as after passes of its own."""
     prompts = [IMAGES[0].prompt, IMAGES[1].prompt, Prompt([0, 31], [0, 38]), IMAGES[1].prompt]
     alone = [random_model().target(1, GREEDY, MAX_NODES, MAX_PROMPT) for _ in prompts]
-    expected = [target.prefill(0, prompt) for target, prompt in zip(alone, prompts, strict=True)]
+    expected = [target.prefill({0: prompt})[0] for target, prompt in zip(alone, prompts, strict=True)]
     target, passes, forward = random_model().target(2, GREEDY, MAX_NODES, MAX_PROMPT), [0], Decoder.forward
 
     def counted(*given: Any) -> Tensor:
@@ -246,7 +246,7 @@ def test_the_same_unconditional_prefix_is_computed_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(Decoder, "forward", counted)
     for number, prompt in enumerate(prompts):
         target.release(1)
-        prefix = target.prefill(1, prompt)
+        prefix = target.prefill({1: prompt})[1]
         assert torch.equal(prefix.logits, expected[number].logits)
         assert all(map(torch.equal, prefix.features, expected[number].features))
         assert torch.equal(target.cache.store[:, 1::2], alone[number].cache.store)
@@ -255,12 +255,56 @@ def test_the_same_unconditional_prefix_is_computed_once(monkeypatch: pytest.Monk
     assert passes == [2, 1, 2, 2, 0], "the third prompt has another unconditional prefix"
 
 
+@pytest.mark.parametrize(
+    ("prompts", "passes"),
+    [
+        ([Prompt([0, 31, 32], [0, 39])] * 4, 2),
+        ([Prompt([0, first, 32], [0, 39]) for first in (31, 35, 33, 31)], 2),
+        ([Prompt([0] + [31] * count, [0, 39]) for count in (3, 1, 4, 2)], 5),
+        ([Prompt([0] + [31] * count, [0] * count) for count in (3, 1, 3, 1)], 2 + 4),
+    ],
+    ids=["one prompt", "one length", "four lengths", "two unconditional prefixes"],
+)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_prefixes_of_one_length_share_a_pass(
+    prompts: list[Prompt], passes: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots hold the same bits, and the images have the same codes, as those begun alone."""
+    alone = random_model(kv_heads=kv_heads).target(1, GREEDY, MAX_NODES, MAX_PROMPT)
+    target, calls, forward = (
+        random_model(kv_heads=kv_heads).target(5, GREEDY, MAX_NODES, MAX_PROMPT),
+        0,
+        Decoder.forward,
+    )
+
+    def counted(*given: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return forward(*given)
+
+    monkeypatch.setattr(Decoder, "forward", counted)
+    slots = (4, 0, 1, 3)  # in any order, and without slot 2
+    prefixes = target.prefill(dict(zip(slots, prompts, strict=True)))
+    assert calls == passes and prefixes.keys() == set(slots)
+    for slot, prompt in zip(slots, prompts, strict=True):
+        alone.release(0)
+        expected = alone.prefill({0: prompt})[0]
+        assert torch.equal(prefixes[slot].logits, expected.logits)
+        assert all(map(torch.equal, prefixes[slot].features, expected.features))
+        assert torch.equal(target.cache.store[:, slot::5], alone.cache.store)
+        assert torch.equal(target.cache.length[slot::5], alone.cache.length)
+    assert not target.cache.store[:, 2::5].any()
+    requests = [Request(str(n), prompt, seed=n) for n, prompt in enumerate(prompts)]
+    together = codes_of(new_engine(Method("ar", FILTERED), 4).decode(requests))
+    assert together == codes_of(new_engine(Method("ar", FILTERED), 1).decode(requests))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="positions"):
         random_model().target(1, GREEDY, 60, 50)
     with pytest.raises(ValueError, match="prompt"):
         random_model().target(1, GREEDY, MAX_NODES, MAX_PROMPT).prefill(
-            0, Prompt([0] * (MAX_PROMPT + 1), [0])
+            {0: Prompt([0] * (MAX_PROMPT + 1), [0])}
         )
 
 

@@ -165,7 +165,7 @@ def test_the_drafter_reads_and_drafts_row_ends(width: int, step: int) -> None:
     tokens = [ROW_END if grid.is_row_end(n) else cells[n] + FIRST for n in range(grid.length)]
     prompt, prefixes = IMAGES[1].prompt, []
     for slot in range(2):
-        prefixes.append(target.prefill(slot, IMAGES[slot].prompt))
+        prefixes.append(target.prefill({slot: IMAGES[slot].prompt})[slot])
         drafter.prefill(slot, IMAGES[slot].prompt, prefixes[-1])
     features, root = torch.stack([prefix.features[0][-1:] for prefix in prefixes])[None], 0
     while root < 9:

@@ -129,7 +129,7 @@ def plain_zipar(request: Request, rows: Rows, sampling: Sampling, grid: Grid) ->
         codes[place] = int((log_p + noise.gumbel(seeds, torch.tensor([[place]]))[0]).argmax())
         count[place // width] += 1
 
-    commit(target.prefill(0, request.prompt).logits, 0)
+    commit(target.prefill({0: request.prompt})[0].logits, 0)
     while len(codes) < grid.length:
         fresh = sorted(set(codes) - set(sees))
         sees |= {cell: {other for other in codes if other <= cell} for cell in fresh}

@@ -109,7 +109,7 @@ def test_a_client_who_leaves_frees_its_slots(live: Running, pipe: Pipeline, slow
 def test_a_client_who_leaves_while_other_slots_are_filled(
     pipe: Pipeline, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image in a slot is given up while the first of two others is prefilled, which are not affected."""
+    """An image in a slot is given up while two others are prefilled, which are not affected."""
     prefill, submit, jobs = ARTarget.prefill, Scheduler.submit, list[Job]()
 
     def noted(scheduler: Scheduler, given: list[Job]) -> None:

@@ -300,7 +300,10 @@ class Script:
 
     def table(self, rows: int, columns: int) -> list[list[float]]:
         """Returns the next table of adt_tree.batch.outcomes: a row per image with the number of committed
-        codes, the number of drafted nodes, codes and probabilities."""
+        codes, the number of drafted nodes, codes and probabilities. A table of two columns is that of
+        decode.first_codes."""
+        if columns == 2:
+            return [[0, 0]] * rows
         self.steps += 1
         outcomes = []
         for row in range(rows):

@@ -6,7 +6,7 @@ A prefix is a state: 0 is the empty one, and state * V + 1 + code appends a code
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,10 @@ class TabularTarget:
         self.committed = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._states = self.committed[:, None]
 
-    def prefill(self, slot: int, prompt: Any) -> Prefix:
-        self.committed[slot] = 0
-        return Prefix(self.logits[:, 0], [self.logits.new_zeros(1, 1)] * self.logits.shape[0])
+    def prefill(self, prompts: Mapping[int, Any]) -> dict[int, Prefix]:
+        self.committed[[*prompts]] = 0
+        features = [self.logits.new_zeros(1, 1)] * self.logits.shape[0]
+        return dict.fromkeys(prompts, Prefix(self.logits[:, 0], features))
 
     def forward(self, tree: DraftTree, committed: Sequence[int | None]) -> Scored:
         state = append(self.committed[:, None], tree.codes)

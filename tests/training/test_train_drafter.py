@@ -150,7 +150,7 @@ def test_batches_and_their_first_step_are_those_of_decoding(
     prompt, codes = model.encode(images.shards.texts[3]), images.shards.codes[3].tolist()
     target = model.target(1, GREEDY, 1, prompt.length)
     drafter, rule = model.drafter(target, 1, 1), Coupled(Noise(model.num_codes, silent=True))
-    prefix, zero = target.prefill(0, prompt), torch.zeros(1, dtype=torch.int64)
+    prefix, zero = target.prefill({0: prompt})[0], torch.zeros(1, dtype=torch.int64)
     drafter.prefill(0, prompt, prefix)
     features = torch.stack([branch[-1] for branch in prefix.features])[:, None, None]
     for cell in range(2 * grid.image.stride + 1):

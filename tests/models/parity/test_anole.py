@@ -69,7 +69,7 @@ def test_through_the_cache(recorded: Recorded) -> None:
     pack(recorded.decoder)
     ids = CellIds(range(FIRST_CODE, FIRST_CODE + recorded.codes))
     target = ARTarget(recorded.decoder, Grid(8, 8), ids, 1, 2, PROMPT, 16)
-    prefix = target.prefill(0, Prompt(*prompts))
+    prefix = target.prefill({0: Prompt(*prompts)})[0]
     for row, features in enumerate(prefix.features):
         close(features, known["hidden"][row, PROMPT - len(features) : PROMPT])
     close(prefix.logits[:, columns], known["logits"][:, PROMPT - 1])

@@ -106,7 +106,7 @@ def of_anole(run: str) -> Recorded:
     cells = CellIds(range(FIRST_CODE, FIRST_CODE + 8192))
     target = ARTarget(models.decoder, Grid(16, 1), cells, 1, 2, 40, 59)
     prompt = Prompt(ids[0, :-1].tolist(), UNCONDITIONAL)
-    target.prefill(0, prompt)  # the drafter reads as much of its cache as the target's prompt needs
+    target.prefill({0: prompt})  # the drafter reads as much of its cache as the target's prompt needs
     features = [hidden[0], hidden[1, -len(UNCONDITIONAL) :]]
     columns = tensors("anole_drafter_expected")["columns"].long()
     return Recorded(recorded, target, models.net, prompt, features, FIRST_CODE, columns)
@@ -117,7 +117,7 @@ def of_llamagen(run: str) -> Recorded:
     model, recorded = llamagen("t2i", 16), cycles("llamagen/drafter_expected", run)
     number = int(run.removeprefix("prompt")[0])
     target, prompt = model.target(1, 59), model.prompts()[number]
-    features = target.prefill(0, prompt).features
+    features = target.prefill({0: prompt})[0].features
     return Recorded(recorded, target, model.drafter_net(), prompt, features, 0, torch.arange(model.num_codes))
 
 

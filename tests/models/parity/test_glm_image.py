@@ -103,7 +103,7 @@ def random_codes(count: int) -> Tensor:
 @torch.inference_mode()
 def along(target: ARTarget, prompt: Any, codes: Tensor) -> tuple[Tensor, Tensor]:
     """Returns our features and logits along a prompt and codes."""
-    before = target.prefill(0, prompt).features[0]
+    before = target.prefill({0: prompt})[0].features[0]
     order = torch.arange(len(codes))[None]
     behind = target.features(codes[None], order, chain_mask(len(codes), target.device), [prompt.length])[0, 0]
     features = torch.cat((before, behind))

@@ -28,7 +28,7 @@ def test_teacher_forced_logits(family: str, side: int) -> None:
     positions = recorded[f"{start}teacher_positions"].long() if start else every
     model = llamagen(family, side)
     target = model.target(2, tokens.shape[1])
-    prefixes = [target.prefill(slot, prompt) for slot, prompt in enumerate(model.prompts())]
+    prefixes = [*target.prefill(dict(enumerate(model.prompts()))).values()]
     first = torch.stack([prefix.logits for prefix in prefixes], dim=1)
     scored = target.forward(chain(tokens.long()), [0, 0])
     logits = torch.cat((first[:, :, None], scored.logits), dim=2)[:, :, positions]
@@ -49,7 +49,7 @@ def test_prefill_logits_of_real_rows() -> None:
     target, positions = model.target(2, 1), recorded["grid8.prefill_positions"].long()
     for slot, prompt in enumerate(model.prompts()):
         real = positions >= 120 - len(prompt.conditional)
-        for branch, features in enumerate(target.prefill(slot, prompt).features):
+        for branch, features in enumerate(target.prefill({slot: prompt})[slot].features):
             expected = recorded["grid8.prefill_logits"][2 * branch + slot]
             close(model.decoder.head(features[positions[real]]), expected[real])
 
@@ -64,7 +64,7 @@ def test_prefill_features(padding_attends: bool) -> None:
     model = llamagen("t2i", 16)
     target = model.target(2, 1)
     for slot, prompt in enumerate(model.prompts(padding_attends)):
-        for branch, features in enumerate(target.prefill(slot, prompt).features):
+        for branch, features in enumerate(target.prefill({slot: prompt})[slot].features):
             close(features, expected[2 * branch + slot])
 
 
@@ -74,7 +74,7 @@ def test_tree_pass() -> None:
     tokens = tensors("llamagen/t2i_expected")["grid16.teacher_tokens"]
     model = llamagen("t2i", 16)
     target = model.target(1, 26)
-    target.prefill(0, model.prompts()[0])
+    target.prefill({0: model.prompts()[0]})
     prefix = recorded["tree_prefix_tokens"][None]
     assert prefix.tolist() == tokens[:1, :10].tolist()
     before = chain(prefix.long())
