@@ -72,8 +72,8 @@ class BatchSlots:
         self._cells = [0] * target.slots  # cells that each image has committed, row ends included
         zeros = partial(torch.zeros, dtype=torch.int64, device=target.device)
         self.last_codes = Buffer(zeros(target.slots))  # [B]
-        # [B] of the first cell that each image has not committed; for an idle slot the last position of the
-        # grid, or one beyond
+        # [B] of the first cell that each image has not committed. An idle slot begins at the last position of
+        # the grid and moves on by one every step; nobody reads what it computes.
         self.positions = Buffer(zeros(target.slots))
         self._limits = Buffer(zeros(target.slots, 3))
         self._asked = list[TreeShape]()  # the shapes of the last step, and the least bounds of their trees

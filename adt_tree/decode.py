@@ -147,7 +147,7 @@ def first_codes(
     zero, table = torch.zeros(1, dtype=torch.int64, device=target.device), []
     for slot, (request, sampling) in begun.items():
         log_p = log_probs(prefixes[slot].logits[:, None], PassSampling.uniform(sampling, target.device))
-        # The rule would add noise to a greedy image if the engine also samples images.
+        # Greedy apart: the rule adds noise if the engine also samples other images.
         greedy = sampling.greedy
         code = log_p.argmax(dim=-1) if greedy else rule.choose(log_p, zero + request.seed, zero)
         table.append(torch.cat((code, log_p[0, :1].isnan())))

@@ -2,7 +2,7 @@
 and which other options are read with it. The module that uses a group of options declares it.
 
     @declare("maps")  # heading of these options in --help
-    class MapOptions(PromptSettings, RunOptions, Options):  # the groups that the command takes
+    class MapOptions(PromptSettings, RunOptions, CommandOptions):  # the groups that the command takes
         heatmaps: int = option("images that get a map of their trees", 4, unit="N", least=0)
         output_dir: str = "runs/maps"  # another default for an option of RunOptions
 
